@@ -1,0 +1,181 @@
+"""The figures of the paper, from the CSV files of finished jobs alone; no model and no screen is needed.
+
+One colour a method and one line style a paradigm, in every figure. Titles are neutral and name profile, tasks and
+seeds; the finding is a sentence computed from the data, so that it cannot go stale; the caption says what the band is.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mapl_core.intervals import OVER_SEEDS, OVER_TASKS, Interval, difference, interval
+from mapl_core.results import ResultError, write_atomically
+from mapl_core.runs import Run, TableRow, by_seed, describe_runs, load_rows
+from mapl_core.tables import COLUMNS, TABLE1, UNTRAINED
+
+# Okabe and Ito's palette, told apart under the common forms of colour blindness.
+COLOURS = {"untrained": "#666666", "magrpo": "#009E73", "marlhf": "#0072B2", "madpo": "#D55E00"}
+LINE_STYLES = {"dec-dec": "-", "cen-cen": "--", "dec-cen": ":"}
+DOMAIN_NAMES = {"tldr": "TLDR"}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One trained row over training: `points[i]` is the interval of the metric after `env_steps[i]` joint responses."""
+
+    row: TableRow
+    env_steps: tuple[float, ...]
+    points: tuple[Interval, ...]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawn figure and the words that belong to it."""
+
+    title: str
+    caption: str
+    alt_text: str
+    curves: tuple[Curve, ...]
+    paths: tuple[Path, ...]
+
+
+def figure2(
+    profile_folder: Path | str, profile: str, domain: str, folder: Path | str, *, leave_out: Sequence[str] = ()
+) -> Figure:
+    """Figure 2, one domain's panel: the headline metric of table1's trained rows over environment steps.
+
+    Writes figure2_<domain>.png, .svg and .md (the picture with caption and alt text) into `folder`.
+
+    Raises:
+        ResultError: if no job of the panel has finished, or one is damaged.
+    """
+    rows = load_rows(profile_folder, domain, TABLE1, leave_out)
+    column = COLUMNS[domain][0]
+    trained = {row: runs for row, runs in rows.items() if row != UNTRAINED}
+    if not trained:
+        raise ResultError(f"no finished {domain} training job of figure2 in {profile_folder}; run ./reproduce.sh first")
+    curves = tuple(curve(row, runs, column.metric) for row, runs in trained.items())
+    untrained = interval(by_seed(rows[UNTRAINED], column.metric)) if UNTRAINED in rows else None
+    title = f"{DOMAIN_NAMES[domain]}, {column.metric} over training - {profile}, {describe_runs(trained)}"
+    caption = f"{finding(rows, column.metric)} {_band_note(curves)}"
+    alt_text = describe(curves, untrained, DOMAIN_NAMES[domain], column.metric)
+    paths = _draw(curves, untrained, title, column.title, alt_text, Path(folder) / f"figure2_{domain}")
+    words = f"# Figure 2, {DOMAIN_NAMES[domain]}\n\n![{alt_text}]({paths[0].name})\n\n{title}. {caption}\n"
+    page = Path(folder) / f"figure2_{domain}.md"
+    write_atomically(page, words)
+    return Figure(title, caption, alt_text, curves, (*paths, page))
+
+
+def curve(row: TableRow, runs: Mapping[int, Run], metric: str) -> Curve:
+    """Mean and 95 % interval of `metric` after every iteration that all seeds of the row have reached.
+
+    Environment steps are averaged over seeds, which may differ by the ties that were dropped.
+    """
+    iterations = sorted(set.intersection(*(set(run.env_steps(metric)) for run in runs.values())))
+    if not iterations:
+        raise ResultError(f"the runs of {row.label} have no {metric} at a common iteration; run them again")
+    steps = tuple(sum(run.env_steps(metric)[at] for run in runs.values()) / len(runs) for at in iterations)
+    return Curve(row, steps, tuple(interval(by_seed(runs, metric, at)) for at in iterations))
+
+
+def finding(rows: Mapping[TableRow, Mapping[int, Run]], metric: str) -> str:
+    """The finding as a sentence: which row ends highest, and which trained rows end above the untrained team."""
+    final = {row: by_seed(runs, metric) for row, runs in rows.items()}
+    means = {row: interval(values).mean for row, values in final.items() if row != UNTRAINED}
+    best = max(means, key=lambda row: means[row])
+    sentence = f"Highest at the end: {best.label} with {100 * means[best]:.1f} %."
+    if UNTRAINED not in final:
+        return sentence
+    compared = [row for row in means if final[row].keys() & final[UNTRAINED].keys()]
+    above = [row for row in compared if difference(final[row], final[UNTRAINED]).low > 0]
+    kind = "over seeds" if compared and len(final[compared[0]].keys() & final[UNTRAINED].keys()) > 1 else OVER_TASKS
+    return (
+        f"{sentence} {len(above)} of {len(compared)} trained teams end above the untrained team "
+        f"({100 * interval(final[UNTRAINED]).mean:.1f} %): the 95 % interval of the paired difference, {kind}, "
+        "lies above 0."
+    )
+
+
+def describe(curves: tuple[Curve, ...], untrained: Interval | None, domain: str, metric: str) -> str:
+    """Alt text: what someone who cannot see the figure needs to know, in one paragraph."""
+    parts = [
+        f"{curve.row.label} from {100 * curve.points[0].mean:.0f} to {100 * curve.points[-1].mean:.0f} %"
+        for curve in curves
+    ]
+    level = f" The untrained team stands at {100 * untrained.mean:.0f} %." if untrained else ""
+    return f"Line plot of the {domain} {metric} over environment steps. {'; '.join(parts)}.{level}"
+
+
+def _band_note(curves: tuple[Curve, ...]) -> str:
+    kinds = {point.kind for curve in curves for point in curve.points}
+    over_seeds = "t interval over seeds" if OVER_SEEDS in kinds else ""
+    over_tasks = f"bootstrap {OVER_TASKS}" if OVER_TASKS in kinds else ""
+    return f"Lines are means, bands 95 % intervals ({' or '.join(filter(None, (over_seeds, over_tasks)))})."
+
+
+def _draw(
+    curves: tuple[Curve, ...], untrained: Interval | None, title: str, label: str, alt_text: str, path: Path
+) -> tuple[Path, Path]:
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Canvas
+
+    # Built without pyplot: no window, no global state, the same picture in a notebook and on a server.
+    canvas = Canvas(figsize=(7.2, 4.2), layout="constrained")
+    FigureCanvasAgg(canvas)
+    axes = canvas.add_subplot()
+    labels = []
+    if untrained:
+        axes.axhspan(100 * untrained.low, 100 * untrained.high, color=COLOURS["untrained"], alpha=0.12, linewidth=0)
+        axes.axhline(100 * untrained.mean, color=COLOURS["untrained"], linewidth=1.2)
+        labels.append((100 * untrained.mean, UNTRAINED.label, COLOURS["untrained"]))
+    for curve in curves:
+        colour, mean = COLOURS[curve.row.method], [100 * point.mean for point in curve.points]
+        low, high = ([100 * getattr(point, bound) for point in curve.points] for bound in ("low", "high"))
+        axes.fill_between(curve.env_steps, low, high, color=colour, alpha=0.1, linewidth=0)
+        style = LINE_STYLES[curve.row.paradigm]
+        axes.plot(curve.env_steps, mean, style, color=colour, linewidth=1.8, marker="o", markersize=3)
+        labels.append((mean[-1], curve.row.label, colour))
+    axes.set_xlabel("environment steps (joint responses trained on)")
+    axes.set_ylabel(label)
+    axes.set_title(title, fontsize=9, loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.25)
+    bottom, top = axes.get_ylim()
+    for (value, text, colour), height in zip(sorted(labels), _spread(sorted(labels), bottom, top), strict=True):
+        axes.annotate(
+            text,
+            xy=(1.0, value),
+            xycoords=("axes fraction", "data"),
+            xytext=(1.04, (height - bottom) / (top - bottom)),
+            textcoords="axes fraction",
+            color=colour,
+            fontsize=8,
+            va="center",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0},
+        )
+    paths = (path.with_name(f"{path.name}.png"), path.with_name(f"{path.name}.svg"))
+    # A fixed salt and no date: equal data give equal files.
+    with matplotlib.rc_context({"svg.hashsalt": "mapl", "svg.fonttype": "none"}):
+        for target, undated in zip(paths, ({}, {"Date": None}), strict=True):
+            buffer = io.BytesIO()
+            canvas.savefig(buffer, format=target.suffix[1:], dpi=160, metadata={"Description": alt_text, **undated})
+            write_atomically(target, buffer.getvalue())
+    return paths
+
+
+def _spread(labels: list[tuple[float, str, str]], bottom: float, top: float) -> list[float]:
+    """Heights for the line labels, in the order of their values, none closer than a line of text."""
+    gap = (top - bottom) * 0.055
+    heights = [value for value, _, _ in labels]
+    for index in range(1, len(heights)):
+        heights[index] = max(heights[index], heights[index - 1] + gap)
+    overflow = max(0.0, heights[-1] - top)
+    heights[-1] -= overflow
+    for index in range(len(heights) - 2, -1, -1):
+        heights[index] = min(heights[index], heights[index + 1] - gap)
+    return heights

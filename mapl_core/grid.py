@@ -1,0 +1,192 @@
+"""The grid of jobs: which experiments there are, which jobs each needs, and what a command line asks for.
+
+A job is one (domain, method, paradigm, seed); it serves every table and figure that needs it. Only the standard library
+is imported here, because reproduce.sh checks a request before anything is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mapl_core.runs import METHOD_NAMES, PARADIGM_NAMES, TableRow
+from mapl_core.tables import TABLE1
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOK_FOLDER = ROOT / "notebooks"
+DOMAIN_NOTEBOOKS = {"tldr": "05_tldr.ipynb"}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or figure of the paper: the rows whose jobs it needs."""
+
+    title: str
+    rows: tuple[TableRow, ...]
+
+
+EXPERIMENTS = {
+    "table1": Experiment("main results", TABLE1),
+    "figure2": Experiment("training curves of table1's trained rows", TABLE1),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a domain's notebook."""
+
+    domain: str
+    method: str
+    paradigm: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.domain}-{self.method}-{self.paradigm}-seed{self.seed}"
+
+    @property
+    def weight(self) -> float:
+        """Share of the progress bar: evaluating without training takes about a tenth of a training run."""
+        return 0.1 if self.method == "untrained" else 1.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for, checked against what exists."""
+
+    profile: str
+    domains: list[str]
+    methods: list[str]
+    paradigms: list[str]
+    seeds: list[int]
+    experiments: list[str]
+    workers: int | None
+    results: Path
+    dry_run: bool
+    force: bool
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The grid, the long jobs first; empty if no row of the experiments has the asked method and paradigm."""
+        grid = dict.fromkeys(
+            Job(domain, row.method, row.paradigm, seed)
+            for experiment in self.experiments
+            for seed in self.seeds
+            for domain in self.domains
+            for row in EXPERIMENTS[experiment].rows
+            if row.method in self.methods and row.paradigm in self.paradigms
+        )
+        return sorted(grid, key=lambda job: -job.weight)
+
+
+def jobs_below(profile_folder: Path) -> list[Job]:
+    """Every job of the grid, of any seed, that has a folder below results/<profile>/jobs."""
+    names = {(domain, row.method, row.paradigm) for domain in DOMAIN_NOTEBOOKS for row in TABLE1}
+    folders = sorted(profile_folder.glob("jobs/*-seed*"))
+    found = [(*name, folder.name.removeprefix("-".join(name) + "-seed")) for folder in folders for name in names]
+    return [Job(domain, method, paradigm, int(seed)) for domain, method, paradigm, seed in found if seed.isdecimal()]
+
+
+class UsageError(ValueError):
+    """The request cannot be carried out as given; the message lists what can."""
+
+
+def parse(arguments: Sequence[str]) -> Request:
+    """Read the command line. Raises UsageError for an unknown value, naming it and the valid ones."""
+    parser = build_parser()
+    given = parser.parse_args(arguments)
+    request = Request(
+        profile=_profile(given.profile),
+        domains=_choose("--domains", given.domains, DOMAIN_NOTEBOOKS),
+        methods=_choose("--methods", given.methods, METHOD_NAMES),
+        paradigms=_choose("--paradigms", given.paradigms, PARADIGM_NAMES),
+        seeds=_seeds(given.seeds),
+        experiments=_choose("--experiments", given.experiments, EXPERIMENTS),
+        workers=_workers(given.jobs),
+        results=Path(given.results).expanduser().resolve(),
+        dry_run=given.dry_run,
+        force=given.force,
+    )
+    if not request.jobs:
+        rows = ", ".join(f"{row.method} {row.paradigm}" for row in TABLE1)
+        raise UsageError(f"no job has one of these methods under one of these paradigms; the rows are: {rows}")
+    return request
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="./reproduce.sh",
+        description="Train the teams, then write tables and figures. Give the same command again to resume.",
+        epilog="subcommands: `./reproduce.sh test [pytest arguments]`, `./reproduce.sh lab`",
+        allow_abbrev=False,
+    )
+    several: dict[str, Any] = {"nargs": "+", "metavar": "NAME"}
+    parser.add_argument("--profile", default="pocket", help=f"{', '.join(profile_names())}, or a .yaml file")
+    parser.add_argument("--domains", **several, help=f"default: all of {', '.join(DOMAIN_NOTEBOOKS)}")
+    parser.add_argument("--methods", **several, help=f"default: all of {', '.join(METHOD_NAMES)}")
+    parser.add_argument("--paradigms", **several, help=f"default: all of {', '.join(PARADIGM_NAMES)}")
+    parser.add_argument(
+        "--seeds", nargs="+", default=["1"], metavar="N", help="number of seeds; or a list such as 0,3,7"
+    )
+    parser.add_argument("--experiments", **several, help=f"default: all of {', '.join(EXPERIMENTS)}")
+    parser.add_argument("--jobs", metavar="N", help="jobs at a time; default: cores divided by the profile's threads")
+    parser.add_argument("--results", default=ROOT / "results", metavar="DIR", help="default: results/ of this project")
+    parser.add_argument("--dry-run", action="store_true", help="show what would run, write nothing")
+    parser.add_argument("--force", action="store_true", help="run finished jobs again too")
+    parser.add_argument("--list", action="store_true", help="show experiments, domains, methods and profiles")
+    return parser
+
+
+def profile_names() -> list[str]:
+    return sorted(path.stem for path in (NOTEBOOK_FOLDER / "profiles").glob("*.yaml"))
+
+
+def _profile(value: str) -> str:
+    if value in profile_names():
+        return value
+    if value.endswith((".yaml", ".yml")) and Path(value).is_file():
+        return str(Path(value).resolve())
+    raise UsageError(f"unknown --profile {value!r}; valid: {', '.join(profile_names())}, or an existing .yaml file")
+
+
+def _choose(flag: str, values: Sequence[str] | None, valid: Iterable[str]) -> list[str]:
+    """The chosen names in their fixed order; several may be given apart or with commas between."""
+    valid = list(valid)
+    chosen = _split(values) if values else valid
+    unknown = [value for value in chosen if value not in valid]
+    if unknown or not chosen:
+        raise UsageError(f"unknown {flag} {', '.join(map(repr, unknown or ['']))}; valid: {', '.join(valid)}")
+    return [name for name in valid if name in chosen]
+
+
+def _seeds(values: Sequence[str]) -> list[int]:
+    names = _split(values)
+    if not names or not all(name.isdecimal() for name in names):
+        raise UsageError(f"--seeds takes a number of seeds, or a list such as 0,3,7; got {' '.join(values)!r}")
+    is_list = len(values) > 1 or "," in values[0]
+    seeds = sorted({int(name) for name in names}) if is_list else list(range(int(names[0])))
+    if not seeds:
+        raise UsageError("--seeds 0 asks for no run; give at least 1, or a list such as 0, (with its comma)")
+    return seeds
+
+
+def _workers(value: str | None) -> int | None:
+    if value is not None and not (value.isdecimal() and int(value) >= 1):
+        raise UsageError(f"--jobs takes a number of at least 1, got {value!r}")
+    return int(value) if value else None
+
+
+def _split(values: Sequence[str]) -> list[str]:
+    return [name for value in values for name in value.split(",") if name]
+
+
+def catalogue() -> str:
+    """What `--list` prints."""
+    lines = ["experiments"]
+    lines += [f"  {name:10} {experiment.title}" for name, experiment in EXPERIMENTS.items()]
+    lines += ["domains     " + ", ".join(DOMAIN_NOTEBOOKS), "profiles    " + ", ".join(profile_names()), "rows"]
+    lines += [f"  --methods {row.method} --paradigms {row.paradigm}" for row in TABLE1]
+    return "\n".join(lines)

@@ -1,0 +1,253 @@
+"""One job: a notebook run headless in a process of its own, judged by what it leaves behind.
+
+`start` launches `python -m mapl_core.jobs SPECIFICATION`, which runs the notebook through papermill. That process ends
+its kernel when the runner disappears, however it disappears, so that no orphan goes on writing into the results.
+`judge` tells whether the job succeeded: papermill's exit code alone would call a notebook that says `sys.exit(0)` done.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mapl_core.results import ResultError, folder_lock, verify_job, write_atomically
+
+NOTEBOOK_COPY, LOG_FILE = "notebook.ipynb", "log.txt"
+START_SECONDS = 120
+LOG_BYTES = 20_000
+DEAD_KERNEL = 138
+MEMORY_ERRORS = ("OutOfMemoryError", "MemoryError")
+THREAD_VARIABLES = (
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"),
+)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What a notebook accepts
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def notebook_parameters(notebook: Path) -> dict[str, Any]:
+    """Names and default values of the notebook's cell tagged `parameters`.
+
+    Raises:
+        ResultError: if there is not exactly one such cell, or it holds anything but `NAME = literal` lines.
+    """
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    tagged = [cell for cell in cells if "parameters" in cell.get("metadata", {}).get("tags", [])]
+    if len(tagged) != 1:
+        raise ResultError(f"{notebook} has {len(tagged)} cells tagged `parameters`; it must have one")
+    values = {}
+    for statement in ast.parse("".join(tagged[0]["source"])).body:
+        try:
+            (target,) = statement.targets
+            values[target.id] = ast.literal_eval(statement.value)
+        except (AttributeError, ValueError):
+            line = ast.unparse(statement)
+            raise ResultError(f"{notebook}: parameters are lines NAME = literal, got {line!r}") from None
+    return values
+
+
+def check_names(notebook: Path, parameters: Mapping[str, Any]) -> None:
+    """Refuse a parameter that the notebook does not have: papermill would ignore it and use the default.
+
+    Raises:
+        ResultError: naming the unknown ones and listing the valid ones.
+    """
+    valid = notebook_parameters(notebook)
+    unknown = sorted(parameters.keys() - valid.keys())
+    if unknown:
+        raise ResultError(f"{notebook.name} has no parameter {', '.join(unknown)}; it has {', '.join(sorted(valid))}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Starting and stopping
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def start(
+    notebook: Path, folder: Path, parameters: Mapping[str, Any], threads: int, minutes: float
+) -> subprocess.Popen:
+    """Start the notebook in a child process, working in the job's folder.
+
+    Args:
+        notebook: the source notebook; it is only read.
+        folder: the job's folder; gets the executed copy and the log.
+        parameters: values for the cell tagged `parameters`.
+        threads: of every numerical library in the job; set once, here.
+        minutes: limit for any one cell.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    specification = {"notebook": str(notebook.resolve()), "folder": str(folder.resolve())}
+    specification |= {"parameters": dict(parameters), "seconds": round(60 * minutes)}
+    root = str(Path(__file__).resolve().parent.parent)
+    environment = os.environ | {name: str(threads) for name in THREAD_VARIABLES}
+    environment |= {"JUPYTER_PREFER_ENV_PATH": "1", "MPLBACKEND": "Agg", "TQDM_DISABLE": "1"}
+    environment |= {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": root}
+    with open(folder / LOG_FILE, "wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "mapl_core.jobs", json.dumps(specification)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,  # Ctrl-C reaches the runner alone, which then ends its jobs
+        )
+
+
+def main(specification: str) -> int:
+    """The child process: run the notebook, return 0, 1 (an error in it) or 138 (its kernel died)."""
+    job = json.loads(specification)
+    folder = Path(job["folder"])
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda *_: _end_everything(143))
+    # A predecessor whose runner was killed needs a moment to notice.
+    with folder_lock(folder, wait_seconds=30, name=".job.lock"):
+        return _run_notebook(Path(job["notebook"]), folder, job["parameters"], job["seconds"])
+
+
+def _run_notebook(notebook: Path, folder: Path, parameters: Mapping[str, Any], seconds: int) -> int:
+    import papermill
+    from nbclient.exceptions import DeadKernelError
+
+    try:
+        papermill.execute_notebook(
+            notebook,
+            folder / NOTEBOOK_COPY,
+            parameters=dict(parameters),
+            kernel_name="python3",
+            start_timeout=START_SECONDS,
+            execution_timeout=seconds,
+            progress_bar=False,
+            cwd=folder,
+        )
+    except DeadKernelError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return DEAD_KERNEL
+    except Exception as error:  # whatever it was, its last line is what the runner reports
+        print(f"{type(error).__name__}: {str(error).strip() or 'no message'}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _end_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.3)
+    _end_everything(1)
+
+
+def _end_everything(code: int) -> None:
+    """End the kernel and everything below it, then this process; nothing may write any more when the lock goes."""
+    import psutil
+
+    children = psutil.Process().children(recursive=True)
+    for child in children:
+        try:
+            child.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(children, timeout=5)
+    os._exit(code)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Judging
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def judge(notebook: Path, folder: Path, exit_code: int, memory_knobs: Sequence[str] = ()) -> str:
+    """Empty text if the job succeeded, else what went wrong: notebook, cell and error.
+
+    Success means that every cell ran, the manifest says done and the declared files hold what it says.
+
+    Args:
+        notebook: the source notebook.
+        folder: the job's folder.
+        exit_code: of the child process.
+        memory_knobs: profile values to lower when memory is short, named in the message.
+    """
+    _trim_log(folder / LOG_FILE)
+    cell, error = _failed_cell(notebook, folder / NOTEBOOK_COPY)
+    where = f"{notebook.name}, cell {cell}" if cell else notebook.name
+    if exit_code == DEAD_KERNEL or exit_code < 0:
+        return f"{where}: its process was killed, probably for memory; lower {', '.join(memory_knobs)}"
+    if exit_code:
+        reason = error or _last_line(folder / LOG_FILE)
+        remedy = f"; lower {', '.join(memory_knobs)}" if any(name in reason for name in MEMORY_ERRORS) else ""
+        return f"{where}: {reason}{remedy}"
+    try:
+        check_done(notebook, folder)
+    except ResultError as problem:
+        return f"{where}: {error}; {problem}" if error else f"{where}: {problem}"
+    return ""
+
+
+def check_done(notebook: Path, folder: Path) -> dict[str, Any]:
+    """Check by content that a job is done, its notebook run to the end included. Returns the manifest.
+
+    Raises:
+        ResultError: saying what is missing, damaged or unfinished.
+    """
+    manifest = verify_job(folder)
+    copy = folder / NOTEBOOK_COPY
+    try:
+        cells = json.loads(copy.read_text(encoding="utf-8"))["cells"]
+    except (OSError, ValueError, KeyError):
+        raise ResultError(f"{copy} is missing or cut short; run the job again") from None
+    cell, error = _failed_cell(notebook, copy)
+    if cell:
+        raise ResultError(f"{copy} stopped in cell {cell} ({error}); run the job again")
+    for code in cells:
+        if code["cell_type"] == "code" and "".join(code["source"]).strip() and code.get("execution_count") is None:
+            raise ResultError(f"{copy} was not run to its end; run the job again")
+    return manifest
+
+
+def _failed_cell(notebook: Path, copy: Path) -> tuple[str, str]:
+    """Where the executed copy stopped, as "7 (`first line`)" counted in the source notebook, and the error."""
+    try:
+        cells = json.loads(copy.read_text(encoding="utf-8"))["cells"]
+        places = {cell.get("id"): place for place, cell in enumerate(json.loads(notebook.read_text())["cells"], 1)}
+    except (OSError, ValueError, KeyError):
+        return "", ""
+    began = [cell for cell in cells if cell.get("metadata", {}).get("papermill", {}).get("start_time")]
+    began = [cell for cell in began if cell["cell_type"] == "code" and "".join(cell["source"]).strip()]
+    failed = [cell for cell in began if cell["metadata"]["papermill"].get("exception")]
+    unfinished = [cell for cell in began if cell.get("execution_count") is None]
+    for cell in failed or unfinished:
+        place = places.get(cell.get("id"), "of the injected parameters")
+        error = next((out for out in cell["outputs"] if out["output_type"] == "error"), {})
+        text = f"{error['ename']}: {error['evalue']}" if error else "did not finish"
+        return f"{place} (`{''.join(cell['source']).strip().splitlines()[0][:60]}`)", " ".join(text.split())[:500]
+    return "", ""
+
+
+def _trim_log(log: Path) -> None:
+    """Keep the end of a long log: that is where the error is."""
+    try:
+        data = log.read_bytes()
+    except OSError:
+        return
+    if len(data) > LOG_BYTES:
+        write_atomically(log, b"(earlier lines dropped)\n" + data[-LOG_BYTES:].split(b"\n", 1)[-1])
+
+
+def _last_line(log: Path) -> str:
+    try:
+        lines = log.read_text(errors="replace").split("\n")
+    except OSError:
+        lines = []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no message")[:500]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,111 @@
+"""What every notebook's validation cell needs: parameters cast once, checked once, before anything runs.
+
+papermill hands over what a command line gave it: `-p SMOKE true` arrives as the text "true", a YAML `1e-5` as the text
+"1e-5", and a misspelt name arrives as one more variable that nobody reads. `check_parameters` turns the first two into
+what was meant and stops at the third.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import types
+from collections.abc import MutableMapping
+from typing import Any, Union, get_args, get_origin
+
+PARAMETER_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
+
+
+class ParameterError(ValueError):
+    """A notebook parameter is unknown or has a value of the wrong kind; the message says which are valid."""
+
+
+def check_parameters(namespace: MutableMapping[str, Any], **kinds: Any) -> dict[str, Any]:
+    """Cast the notebook's parameters in place and refuse what it does not know.
+
+    Write it in the cell after the parameters::
+
+        check_parameters(globals(), PROFILE=str, SEED=int, LEARNING_RATE=float | None, SEEDS=list[int])
+
+    Args:
+        namespace: the notebook's `globals()`; each named parameter is replaced by its cast value.
+        kinds: the kind of each parameter: bool, int, float, str, `list[kind]`, `dict`, or `kind | None`.
+
+    Returns:
+        The cast parameters, for printing.
+
+    Raises:
+        ParameterError: for a value that is not of its kind, or an UPPER_CASE value that is not a parameter
+            (the trace of a misspelt `-p NAME value`).
+    """
+    known = ", ".join(sorted(kinds))
+    plain = (bool, int, float, str, list, dict, types.NoneType)
+    for name, value in list(namespace.items()):
+        if PARAMETER_NAME.fullmatch(name) and name not in kinds and type(value) in plain:
+            raise ParameterError(f"unknown parameter {name} = {value!r}; the parameters are {known}")
+    missing = [name for name in kinds if name not in namespace]
+    if missing:
+        raise ParameterError(f"{', '.join(missing)} not set: run the cell tagged `parameters` first")
+    checked = {name: cast_parameter(name, namespace[name], kind) for name, kind in kinds.items()}
+    namespace.update(checked)
+    return checked
+
+
+def cast_parameter(name: str, value: Any, kind: Any) -> Any:
+    """The value as `kind`, if it can only mean that: "true", "1e-5", "[1,2]" and "null" are understood.
+
+    Raises:
+        ParameterError: naming the parameter, the value received and what was expected.
+    """
+    options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    if types.NoneType in options and (value is None or value in ("null", "None", "none")):
+        return None
+    for option in options:
+        try:
+            if option is not types.NoneType:
+                return _cast(value, option)
+        except (ValueError, TypeError):
+            continue
+    wanted = " or ".join(_describe(option) for option in options)
+    raise ParameterError(f"{name} must be {wanted}, got {value!r} ({type(value).__name__})")
+
+
+def _cast(value: Any, kind: Any) -> Any:
+    container = get_origin(kind) or kind
+    if container in (list, dict):
+        value = json.loads(value) if isinstance(value, str) else value
+        if not isinstance(value, container):
+            raise TypeError(kind)
+        items = get_args(kind)
+        return [_cast(item, items[0]) for item in value] if container is list and items else value
+    if kind is bool:
+        if isinstance(value, str):
+            value = {"true": True, "false": False}[value.lower()] if value.lower() in ("true", "false") else value
+        if not isinstance(value, bool):
+            raise TypeError(kind)
+        return value
+    if isinstance(value, bool):  # a truth value is an int to Python, and never what a number or a name means
+        raise TypeError(kind)
+    if kind is int:
+        if isinstance(value, float) and not value.is_integer():
+            raise ValueError(value)
+        return int(value)
+    if kind is float:
+        number = float(value)
+        if not math.isfinite(number):
+            raise ValueError(value)
+        return number
+    if kind is str and isinstance(value, str):
+        return value
+    raise TypeError(kind)
+
+
+def _describe(kind: Any) -> str:
+    container = get_origin(kind) or kind
+    names = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text", dict: "a mapping"}
+    if kind is types.NoneType:
+        return "null"
+    if container is list:
+        return "a list" + (f" of {getattr(get_args(kind)[0], '__name__', get_args(kind)[0])}" if get_args(kind) else "")
+    return names.get(kind, str(kind))

@@ -1,0 +1,275 @@
+"""The joint policy of a team: who acts on what, as adapters on shared bases (paper, sections 3.1 and 3.2).
+
+Decentralised (Pb-Dec-POMDP): agent i samples from pi_i(. | h_i), its own adapter on its own prompt. Centralised
+(Pb-MPOMDP): one coordinator samples the whole tagged joint answer from pi_cen(. | h). The reference policy is the base
+with its adapters off. Everything a loss needs comes from here as tensors of shape (B, policies, H): B trajectories, n
+agents or one coordinator, H turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mapl_core.adapters import AdaptedModel, AdapterState
+from mapl_core.buffers import Response, Trajectory
+from mapl_core.domains.base import Domain, Task, Turn
+from mapl_core.rewards import Reward
+from mapl_core.sampling import SamplingSettings, sample_responses
+from mapl_core.scoring import Item, accumulate_logprob_gradients, response_logprobs
+from mapl_core.seeding import Stream
+from mapl_core.tokens import decode_response, encode_prompt, encode_response
+
+Structure = Literal["dec", "cen"]
+Snapshot = list[AdapterState]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bounds on memory: padded tokens of one scoring pass, and tokens held in the cache of one decoding batch."""
+
+    micro_batch_tokens: int = 8192
+    cached_tokens: int = 65536
+
+
+@dataclass(frozen=True)
+class Member:
+    """One policy of the team: a base, the name of its adapter on it, and how it samples."""
+
+    base: AdaptedModel
+    adapter: str
+    settings: SamplingSettings
+
+
+class JointPolicy:
+    """n decentralised agents, or one coordinator, with trainable adapters.
+
+    Args:
+        domain: gives the prompts, splits a coordinator's text and holds the oracle reward.
+        structure: "dec" for n agents, "cen" for one coordinator.
+        bases: the base of each agent, or of the coordinator alone. The same object may serve several agents; different
+            objects make a heterogeneous team. No weights are shared between adapters.
+        settings: how each of them samples; the coordinator's token limit is the sum of the agents' limits.
+        prompt_form: "chat" wraps a prompt in the tokenizer's chat template, "text" does not.
+        stream: source of the adapters' initial weights. Without one the policy has no adapters and can only be sampled
+            and scored as its own reference, as a raw comparator is.
+        budget: bounds on memory.
+    """
+
+    def __init__(self, domain: Domain, structure: Structure, bases: Sequence[AdaptedModel],
+                 settings: Sequence[SamplingSettings], *, prompt_form: str, stream: Stream | None = None,
+                 budget: Budget | None = None):
+        expected = domain.num_agents if structure == "dec" else 1
+        if len(bases) != expected or len(settings) != expected:
+            raise ValueError(f"a {structure!r} team of domain {domain.name!r} has {expected} policies, "
+                             f"got {len(bases)} bases and {len(settings)} sampling settings")
+        self.domain, self.structure, self.prompt_form = domain, structure, prompt_form
+        self.budget = budget or Budget()
+        names = [f"agent{index}" for index in range(expected)] if structure == "dec" else ["coordinator"]
+        self.members = [Member(*parts) for parts in zip(bases, names, settings, strict=True)]
+        self.trained = stream is not None
+        if stream is not None:
+            for index, member in enumerate(self.members):
+                member.base.add_adapter(member.adapter, replace(stream, purpose=f"{stream.purpose}/lora", agent=index))
+
+    # ------------------------------------------------------------------ acting
+
+    def sample(self, tasks: Sequence[Task], samples: int, stream: Stream, *, reference: bool = False,
+               temperature: float | None = None, joint_view: bool = False) -> list[list[Trajectory]]:
+        """Play every task `samples` times.
+
+        Args:
+            tasks: the tasks; their ids key the random numbers.
+            samples: trajectories for each task.
+            stream: random stream; agent i draws from `stream.for_agent(i)`, so equal agents still differ.
+            reference: sample with the adapters off.
+            temperature: replaces the members' own sampling temperature (the "soft" comparator).
+            joint_view: decentralised weights under a centralised information structure: every agent reads the
+                coordinator's prompt, pi_i(. | h), and its own section of the answer counts (paper, section 3.2).
+
+        Returns:
+            For each task the list of its trajectories.
+        """
+        if joint_view and self.structure != "dec":
+            raise ValueError("joint_view is for decentralised agents; a coordinator reads the joint history already")
+        episodes = [(task, sample) for task in tasks for sample in range(samples)]
+        actions: list[list[tuple[Response, ...]]] = [[] for _ in episodes]
+        histories: list[list[Turn]] = [[] for _ in episodes]
+        for turn in range(self.domain.horizon):
+            observed = self._observations(episodes, histories, samples, turn, joint_view)
+            keys = [f"{task.id}/turn{turn}/sample{sample}" for task, sample in episodes]
+            columns = []
+            for index, member in enumerate(self.members):
+                settings = member.settings
+                if joint_view:
+                    settings = replace(settings, max_new_tokens=sum(m.settings.max_new_tokens for m in self.members))
+                if temperature is not None:
+                    settings = replace(settings, temperature=temperature)
+                prompts = [prompt_ids[index] for prompt_ids in observed]
+                columns.append(self._respond(member, prompts, keys, settings, stream.for_agent(index),
+                                             None if reference or not self.trained else member.adapter))
+            for episode, acted in enumerate(zip(*columns, strict=True)):
+                texts = self._agent_texts([action.text for action in acted], joint_view)
+                actions[episode].append(acted)
+                reward = self.domain.reward(texts, episodes[episode][0])
+                histories[episode].append(Turn(tuple(texts), reward))
+        played = [
+            Trajectory(task_id=task.id, actions=tuple(acted), responses=tuple(turn.responses for turn in history),
+                       rewards=tuple(turn.reward.total for turn in history),
+                       parts=tuple(turn.reward.parts for turn in history))
+            for (task, _), acted, history in zip(episodes, actions, histories, strict=True)
+        ]
+        return [played[start : start + samples] for start in range(0, len(played), samples)]
+
+    def _observations(self, episodes: Sequence[tuple[Task, int]], histories: Sequence[Sequence[Turn]], samples: int,
+                      turn: int, joint_view: bool) -> list[list[tuple[int, ...]]]:
+        """Prompt ids of every policy in every episode. At the first turn all samples of a task observe the same."""
+        observed: list[list[tuple[int, ...]]] = []
+        for index, (task, _) in enumerate(episodes):
+            if turn == 0 and index % samples:
+                observed.append(observed[-1])
+                continue
+            if self.structure == "cen":
+                texts = [self.domain.coordinator_prompt(task, histories[index])]
+            elif joint_view:
+                texts = [self.domain.coordinator_prompt(task, histories[index])] * len(self.members)
+            else:
+                texts = self.domain.prompts(task, histories[index])
+            observed.append([self._encode(member, text) for member, text in zip(self.members, texts, strict=True)])
+        return observed
+
+    def _respond(self, member: Member, prompts: Sequence[tuple[int, ...]], keys: Sequence[str],
+                 settings: SamplingSettings, stream: Stream, adapter: str | None) -> list[Response]:
+        """One response for every prompt of the list; runs of equal prompts are prefilled once."""
+        uniforms = stream.uniforms(keys, settings.max_new_tokens)
+        by_count: dict[int, list[tuple[int, int]]] = {}  # samples of a prompt -> (start, count) runs
+        start = 0
+        for end in range(1, len(prompts) + 1):
+            if end == len(prompts) or prompts[end] != prompts[start]:
+                by_count.setdefault(end - start, []).append((start, end - start))
+                start = end
+        responses: list[Response | None] = [None] * len(prompts)
+        for count, runs in by_count.items():
+            rows = [row for first, _ in runs for row in range(first, first + count)]
+            drawn = sample_responses(member.base, adapter, [prompts[first] for first, _ in runs], uniforms[rows],
+                                     samples=count, settings=settings, max_cached_tokens=self.budget.cached_tokens)
+            for row, sample in zip(rows, (sample for group in drawn for sample in group), strict=True):
+                text = decode_response(member.base.tokenizer, sample.token_ids)
+                responses[row] = Response(prompts[row], sample.token_ids, text, sample.truncated)
+        return responses
+
+    def _agent_texts(self, written: Sequence[str], joint_view: bool) -> list[str]:
+        if self.structure == "cen":
+            return self.domain.split_joint(written[0])
+        if joint_view:
+            return [self.domain.split_joint(text)[agent] for agent, text in enumerate(written)]
+        return list(written)
+
+    def adopt(self, trajectory: Trajectory, task: Task) -> Trajectory:
+        """The same joint answer as actions of this policy, under its own prompts.
+
+        A comparator's texts come from elsewhere (a coordinator, another tokenizer): each is encoded once with the
+        reader's tokenizer and closed with its end of sequence. In Dec-Cen this is how the comparator's text for agent i
+        is scored under agent i's own local prompt.
+        """
+        actions, history = [], []
+        for texts, reward, parts in zip(trajectory.responses, trajectory.rewards, trajectory.parts, strict=True):
+            if self.structure == "cen":
+                prompts, written = [self.domain.coordinator_prompt(task, history)], [self.domain.join(texts)]
+            else:
+                prompts, written = self.domain.prompts(task, history), list(texts)
+            actions.append(tuple(
+                Response(self._encode(member, prompt), tuple(encode_response(member.base.tokenizer, text)), text, False)
+                for member, prompt, text in zip(self.members, prompts, written, strict=True)
+            ))
+            history.append(Turn(tuple(texts), Reward(reward, dict(parts))))
+        return replace(trajectory, actions=tuple(actions))
+
+    def _encode(self, member: Member, prompt: str) -> tuple[int, ...]:
+        return tuple(encode_prompt(member.base.tokenizer, prompt, self.prompt_form))
+
+    # ------------------------------------------------------------------ scoring
+
+    def logprobs(self, trajectories: Sequence[Trajectory], *, temperature: float = 1.0) -> Tensor:
+        """(B, policies, H) summed log-probabilities of the actions, without a graph."""
+        return self._score(trajectories, temperature, reference=False)
+
+    def reference_logprobs(self, trajectories: Sequence[Trajectory]) -> Tensor:
+        """(B, policies, H) log-probabilities under the reference policy: the bases with their adapters off."""
+        return self._score(trajectories, 1.0, reference=True)
+
+    def _score(self, trajectories: Sequence[Trajectory], temperature: float, *, reference: bool) -> Tensor:
+        columns = [
+            response_logprobs(member.base, None if reference or not self.trained else member.adapter,
+                              self._items(trajectories, index), max_tokens=self.budget.micro_batch_tokens,
+                              temperature=temperature).view(len(trajectories), self.domain.horizon)
+            for index, member in enumerate(self.members)
+        ]
+        return torch.stack(columns, dim=1)
+
+    def backward(self, trajectories: Sequence[Trajectory], weights: Tensor, *, kl_weight: float = 0.0) -> float:
+        """Add the gradient of sum(weights * logprobs) to every policy's adapter.
+
+        Args:
+            trajectories: the B trajectories whose log-probabilities a loss was computed from.
+            weights: (B, policies, H) derivative of that loss by the log-probabilities. All of them were taken before
+                any policy moves, so updates are simultaneous.
+            kl_weight: adds the exact next-token KL to the reference with this weight (see `scoring`).
+
+        Returns:
+            The summed KL, in nats, 0.0 where it is off.
+        """
+        total_kl = 0.0
+        for index, member in enumerate(self.members):
+            total_kl += accumulate_logprob_gradients(
+                member.base, member.adapter, self._items(trajectories, index), weights[:, index].reshape(-1),
+                max_tokens=self.budget.micro_batch_tokens, kl_weight=kl_weight)
+        return total_kl
+
+    @staticmethod
+    def _items(trajectories: Sequence[Trajectory], index: int) -> list[Item]:
+        return [(turn[index].prompt_ids, turn[index].token_ids) for t in trajectories for turn in t.actions]
+
+    def lengths(self, trajectories: Sequence[Trajectory]) -> Tensor:
+        """(B, policies, H) numbers of response tokens."""
+        return torch.tensor([[[len(turn[index].token_ids) for turn in trajectory.actions]
+                              for index in range(len(self.members))] for trajectory in trajectories])
+
+    # ------------------------------------------------------------------ weights
+
+    def parameters(self, index: int) -> list[torch.nn.Parameter]:
+        """Trainable tensors of one policy."""
+        return self.members[index].base.parameters(self.members[index].adapter)
+
+    def snapshot(self) -> Snapshot:
+        """A copy of all adapters' weights."""
+        return [member.base.state(member.adapter) for member in self.members]
+
+    def restore(self, snapshot: Snapshot) -> None:
+        for member, state in zip(self.members, snapshot, strict=True):
+            member.base.load_state(member.adapter, state)
+
+    @contextlib.contextmanager
+    def weights(self, snapshot: Snapshot) -> Iterator[None]:
+        """Act with earlier weights inside the body (the "last" comparator), then with the present ones again."""
+        present = self.snapshot()
+        self.restore(snapshot)
+        try:
+            yield
+        finally:
+            self.restore(present)
+
+    def save(self, folder: Path) -> None:
+        """Write each adapter to `folder/<name>` in PEFT's format, so that stock PEFT and vLLM can load an agent."""
+        for member in self.members:
+            member.base.save(member.adapter, folder)
+
+    def load(self, folder: Path) -> None:
+        for member in self.members:
+            member.base.load(member.adapter, folder)

@@ -1,0 +1,262 @@
+"""Typed configuration: a profile's YAML of plain values becomes the RunConfig of one training run.
+
+A profile holds `defaults`, then overrides by `domains`, `methods` and `paradigms`, applied in this order. Every value
+is validated before any model is loaded; an error names the field, the value received and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import yaml
+
+from mapl_core.annotators import ANNOTATORS
+from mapl_core.buffers import BUFFER_MODES, SELECTION_RULES
+from mapl_core.domains import DOMAINS, get_domain
+from mapl_core.notebook import ParameterError, cast_parameter
+
+METHODS = ("untrained", "madpo", "marlhf", "magrpo", "collm_cc", "collm_dc")
+PARADIGMS = ("dec-dec", "cen-cen", "dec-cen")
+MARL_ALGORITHMS = ("magrpo", "collm_cc", "collm_dc")
+COMPARATORS = ("raw", "last", "current", "soft", "model")
+SOURCES = ("pocket", "small", "paper")
+PROFILE_FOLDER = Path(__file__).resolve().parent.parent / "notebooks" / "profiles"
+
+
+class ConfigError(ValueError):
+    """A configuration value is unknown or impossible; the message names it and the remedy."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All effective parameters of one run: one method under one paradigm on one domain with one seed."""
+
+    profile: str
+    domain: str
+    method: str
+    paradigm: str = "dec-dec"
+    seed: int = 0
+    experiment: str = "table1"
+
+    # Tasks and models
+    source: str = "pocket"
+    train_tasks: int = 32
+    eval_tasks: int = 32
+    eval_samples: int = 4  # joint responses for each evaluation task
+    domain_options: dict = field(default_factory=dict)  # for the domain, such as {"num_agents": 3}
+    agent_models: list[str] = field(default_factory=list)  # one for all agents, or one each (heterogeneous team)
+    central_model: str = ""  # of about the agents' joint size: coordinator, and comparator of Dec-Cen
+    prompt_form: str = "chat"  # "chat" or "text"
+
+    # Sampling
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_new_tokens: list[int] = field(default_factory=lambda: [24, 64])  # for each agent; a coordinator gets the sum
+
+    # Preferences (paper, section 4.1)
+    iterations: int = 4
+    samples_per_task: int = 8  # m
+    pairs_per_task: int = 4  # k
+    annotator: str = "oracle"
+    annotator_temperature: float = 1.0  # of bradley_terry, in units of the reward
+    annotator_flip_probability: float = 0.1  # of noisy
+    selection: str = "winner_return"
+    selection_component: str | None = None  # reward part compared by good_comparator
+    comparator: str = "current"
+    comparator_model: str | None = None  # for comparator "model"; None takes the central model where centralised
+    soft_temperature: float = 1.5
+    buffer: str = "decay"
+    buffer_decay: float = 0.8  # lambda
+    buffer_delay: int = 0  # iterations
+    buffer_size: int | None = None  # pairs in a training set; None: as many as were just collected
+
+    # Optimisation
+    learning_rate: float = 1.0e-4
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    batch_size: int = 4  # pairs (MADPO, whole tasks) or groups (MARL)
+    epochs: int = 1  # passes over the training set (MADPO) or the tasks (MARL) in each iteration
+    lora_rank: int = 16
+    lora_alpha: int = 32
+    gradient_checkpointing: bool = False
+
+    # MADPO (section 4.2)
+    beta: float = 0.1
+    reference: str = "base"  # "base", "previous" or "none"
+    length_normalize: bool = False
+    label_smoothing: float = 0.0
+
+    # MARLHF and MARL (Eq. 5)
+    marl_algorithm: str = "magrpo"
+    num_generations: int = 4  # G
+    normalize: str = "mean"  # "mean" or "mean_std"
+    clip_ratio: float | None = None
+    kl_coef: float = 0.0
+    reward_model_learning_rate: float = 1.0e-4
+    reward_model_epochs: int = 4
+    reward_model_batch_size: int = 4  # pairs
+    reward_model_tokens: int = 1024
+    critic_learning_rate: float = 1.0e-4
+    value_coef: float = 0.6
+    discount: float = 1.0
+
+    # Machine
+    threads: int = 1
+    micro_batch_tokens: int = 8192
+    cached_tokens: int = 65536
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(RunConfig)
+        for entry in fields(self):
+            try:
+                object.__setattr__(self, entry.name, cast_parameter(entry.name, getattr(self, entry.name), hints[entry.name]))
+            except ParameterError as error:
+                raise ConfigError(str(error)) from None
+        self._check_choices()
+        self._check_numbers()
+
+    @property
+    def num_agents(self) -> int:
+        return get_domain(self.domain, **self.domain_options).num_agents
+
+    @property
+    def learns_from_preferences(self) -> bool:
+        return self.method in ("madpo", "marlhf")
+
+    @property
+    def algorithm(self) -> str:
+        """The MARL algorithm: chosen inside MARLHF, or the method itself where the reward is the oracle's."""
+        return self.marl_algorithm if self.method == "marlhf" else self.method
+
+    @property
+    def agents_structure(self) -> str:
+        return self.paradigm.split("-")[0]
+
+    @property
+    def comparator_structure(self) -> str:
+        return self.paradigm.split("-")[1]
+
+    @property
+    def policy_models(self) -> list[str]:
+        """Model name of every trained policy: each agent's, or the coordinator's."""
+        if self.agents_structure == "cen":
+            return [self.central_model]
+        return self.agent_models * self.num_agents if len(self.agent_models) == 1 else list(self.agent_models)
+
+    @property
+    def token_limits(self) -> list[int]:
+        """Token limit of every agent; a single value serves all."""
+        return self.max_new_tokens * self.num_agents if len(self.max_new_tokens) == 1 else list(self.max_new_tokens)
+
+    def _check_choices(self) -> None:
+        choices = {
+            "domain": DOMAINS, "method": METHODS, "paradigm": PARADIGMS, "source": SOURCES, "annotator": ANNOTATORS,
+            "selection": SELECTION_RULES, "comparator": COMPARATORS, "buffer": BUFFER_MODES,
+            "reference": ("base", "previous", "none"), "marl_algorithm": MARL_ALGORITHMS,
+            "normalize": ("mean", "mean_std"), "prompt_form": ("chat", "text"),
+        }
+        for name, valid in choices.items():
+            if getattr(self, name) not in valid:
+                raise ConfigError(f"unknown {name} {getattr(self, name)!r}; valid: {', '.join(valid)}")
+
+    def _check_numbers(self) -> None:
+        def require(holds: bool, message: str) -> None:
+            if not holds:
+                raise ConfigError(message)
+
+        at_least_one = ("train_tasks", "eval_tasks", "eval_samples", "iterations", "samples_per_task",
+                        "batch_size", "epochs", "reward_model_epochs", "reward_model_batch_size", "lora_rank", "threads",
+                        "micro_batch_tokens", "cached_tokens")
+        for name in at_least_one:
+            require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("learning_rate", "beta", "reward_model_learning_rate", "critic_learning_rate", "max_grad_norm",
+                     "soft_temperature"):
+            require(getattr(self, name) > 0, f"{name} is {getattr(self, name)}; it must be positive")
+        k, m, g = self.pairs_per_task, self.samples_per_task, self.num_generations
+        require(k >= 1, f"pairs_per_task (k) is {k}; at least 1 pair per task must be kept")
+        require(m >= k, f"samples_per_task (m) is {m} and pairs_per_task (k) is {k}: m comparisons cannot give k pairs; "
+                        "raise m or lower k")
+        require(g >= 2 or self.algorithm != "magrpo",
+                f"num_generations (G) is {g}; MAGRPO compares the responses of a group, so G must be at least 2")
+        require(0 <= self.label_smoothing < 0.5, f"label_smoothing is {self.label_smoothing}; it must lie in [0, 0.5)")
+        require(self.temperature >= 0, f"temperature is {self.temperature}; it must be at least 0")
+        require(self.temperature > 0 or self.method == "untrained",
+                "temperature is 0: greedy samples of a task are all equal, so nothing can be compared; raise it")
+        require(0 < self.top_p <= 1, f"top_p is {self.top_p}; it must lie in (0, 1]")
+        require(len(self.token_limits) == self.num_agents and all(limit >= 1 for limit in self.token_limits),
+                f"max_new_tokens is {self.max_new_tokens}; give one positive limit, or one for each of "
+                f"{self.num_agents} agents")
+        require(self.kl_coef >= 0, f"kl_coef is {self.kl_coef}; it must be at least 0")
+        structure = self.agents_structure
+        if structure == "cen":
+            require(bool(self.central_model), "central_model is empty; a centralised team needs the coordinator's model")
+        else:
+            require(len(self.policy_models) == self.num_agents and all(self.policy_models),
+                    f"agent_models is {self.agent_models}; give one model for all, or one for each of "
+                    f"{self.num_agents} agents")
+        require(not (structure == "cen" and self.comparator_structure == "dec"),
+                "a centralised team with a decentralised comparator is not one of the paper's paradigms")
+        require(self.comparator != "model" or bool(self.comparator_model or self.central_model),
+                "comparator 'model' needs comparator_model")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One scale of the experiments (pocket, small, paper) as plain values."""
+
+    name: str
+    values: Mapping[str, Any]
+
+    @property
+    def domains(self) -> list[str]:
+        return list(self.values.get("domains", {}))
+
+    @property
+    def threads(self) -> int:
+        return int(self.values.get("defaults", {}).get("threads", 1))
+
+    def config(self, domain: str, method: str, paradigm: str = "dec-dec", seed: int = 0, **overrides: Any) -> RunConfig:
+        """The configuration of one run.
+
+        Raises:
+            ConfigError: for an unknown domain, method, paradigm or parameter, or an impossible value.
+        """
+        for name, value, valid in (("domain", domain, self.domains), ("method", method, METHODS),
+                                   ("paradigm", paradigm, PARADIGMS)):
+            if value not in valid:
+                raise ConfigError(f"unknown {name} {value!r}; valid in profile {self.name!r}: {', '.join(valid)}")
+        chosen: dict[str, Any] = {}
+        of_domain = dict(self.values["domains"][domain] or {})
+        for layer in (self.values.get("defaults"), {k: v for k, v in of_domain.items() if k not in ("methods", "paradigms")},
+                      self.values.get("methods", {}).get(method), self.values.get("paradigms", {}).get(paradigm),
+                      of_domain.get("methods", {}).get(method), of_domain.get("paradigms", {}).get(paradigm), overrides):
+            chosen.update(layer or {})
+        known = {entry.name for entry in fields(RunConfig)}
+        unknown = sorted(set(chosen) - known)
+        if unknown:
+            raise ConfigError(f"unknown parameter {', '.join(unknown)} in profile {self.name!r}; valid: {', '.join(sorted(known))}")
+        return RunConfig(**{**chosen, "profile": self.name, "domain": domain, "method": method, "paradigm": paradigm,
+                            "seed": seed})
+
+
+def profile_names() -> list[str]:
+    """Names of the profiles that ship with the project."""
+    return sorted(path.stem for path in PROFILE_FOLDER.glob("*.yaml"))
+
+
+def load_profile(name: str | Path) -> Profile:
+    """Load a profile by name, or from the path of a YAML file."""
+    path = Path(name) if str(name).endswith((".yaml", ".yml")) else PROFILE_FOLDER / f"{name}.yaml"
+    if not path.is_file():
+        raise ConfigError(f"unknown profile {str(name)!r}; valid: {', '.join(profile_names())}, or the path of a .yaml file")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML ({error})") from None
+    allowed = {"description", "defaults", "domains", "methods", "paradigms"}
+    if not isinstance(values, dict) or not values.get("domains") or set(values) - allowed:
+        raise ConfigError(f"{path}: a profile has the keys {', '.join(sorted(allowed))}, and `domains` names at least one")
+    return Profile(path.stem, values)

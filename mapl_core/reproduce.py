@@ -1,0 +1,305 @@
+"""The runner: plan the jobs of a request, run in parallel those that are not done, then write tables and figures.
+
+A job is a notebook run into results/<profile>/jobs/<job>/. Finished jobs are recognised by content and skipped, so that
+the same command, given again after an interruption, does the rest. Exit codes: 0 all done, 1 something failed, 2 the
+request cannot be carried out (nothing was written), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mapl_core import jobs, tables
+from mapl_core.grid import DOMAIN_NOTEBOOKS, NOTEBOOK_FOLDER, Job, Request, UsageError, catalogue, jobs_below, parse
+from mapl_core.results import MANIFEST_FILE, ResultError, as_plain, folder_lock
+
+MEMORY_KNOBS = ("micro_batch_tokens", "cached_tokens", "samples_per_task")
+CELL_MINUTES = 24 * 60  # the longest job is meant to fit into a day
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The plan
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """A job and what is known of it.
+
+    Attributes:
+        profile: name, or path of the YAML, as the notebook takes it.
+        knobs: what to lower if memory runs out, with the present values.
+        state: "done", "to do" or why it must run again, for the reader.
+        afresh: whether what lies in its folder is thrown away first.
+    """
+
+    job: Job
+    notebook: Path
+    folder: Path
+    profile: str
+    knobs: tuple[str, ...]
+    state: str
+    afresh: bool
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        job = self.job
+        values = {"PROFILE": self.profile, "METHOD": job.method, "PARADIGM": job.paradigm, "SEED": job.seed}
+        return values | {"OUTPUT_DIR": str(self.folder)}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All jobs of a request, the profile's folder, how many run at a time, and finished jobs that no table may use."""
+
+    profile_name: str
+    folder: Path
+    threads: int
+    workers: int
+    jobs: list[PlannedJob]
+    outdated: list[str]
+
+    @property
+    def to_run(self) -> list[PlannedJob]:
+        return [planned for planned in self.jobs if planned.state != "done"]
+
+
+def make_plan(request: Request, notebook_folder: Path = NOTEBOOK_FOLDER) -> Plan:
+    """Check everything that can be checked before work, and find out what is done. Writes nothing.
+
+    Raises:
+        ValueError (UsageError, ResultError, ConfigError): for values, notebooks or data that cannot work, and for
+            finished jobs that were made with other settings.
+    """
+    from mapl_core.profiles import load_profile
+
+    profile = load_profile(request.profile)
+    folder = request.results / profile.name
+    planned = [_plan_job(job, profile, request, folder, notebook_folder) for job in request.jobs]
+    _check_data(profile, request.jobs)
+    outdated = _outdated(profile, folder, notebook_folder)
+    blocked = [f"  {entry.job.name}: {outdated[entry.job.name]}" for entry in planned if entry.job.name in outdated]
+    if blocked and not request.force:
+        listed = "\n".join(blocked)
+        raise UsageError(
+            f"finished jobs in {folder} were made with other settings:\n{listed}\n"
+            "give --force to run them again, or --results DIR to keep both"
+        )
+    left_out = sorted(outdated.keys() - {entry.job.name for entry in planned})
+    workers = request.workers or max(1, _cores() // profile.threads)
+    return Plan(profile.name, folder, profile.threads, workers, planned, left_out)
+
+
+def _plan_job(job: Job, profile: Any, request: Request, folder: Path, notebook_folder: Path) -> PlannedJob:
+    config = profile.config(domain=job.domain, method=job.method, paradigm=job.paradigm, seed=job.seed)
+    notebook, job_folder = notebook_folder / DOMAIN_NOTEBOOKS[job.domain], folder / "jobs" / job.name
+    state, afresh = _state(notebook, job_folder)
+    if request.force and job_folder.exists():
+        state, afresh = "to do again (--force)", True
+    knobs = tuple(f"{name} (now {getattr(config, name)})" for name in MEMORY_KNOBS)
+    planned = PlannedJob(job, notebook, job_folder, request.profile, knobs, state, afresh)
+    jobs.check_names(notebook, planned.parameters)
+    return planned
+
+
+def _state(notebook: Path, folder: Path) -> tuple[str, bool]:
+    """State of a job in words, and whether its folder holds something damaged that must go first."""
+    if not (folder / MANIFEST_FILE).exists():
+        return ("to do (resumes)" if folder.exists() else "to do"), False
+    try:
+        jobs.check_done(notebook, folder)
+    except ResultError as error:
+        return f"to do again: {error}", True
+    return "done", False
+
+
+def _outdated(profile: Any, folder: Path, notebook_folder: Path) -> dict[str, str]:
+    """Finished jobs below `folder` whose settings are not what the profile says today: name -> what differs."""
+    found = {}
+    for job in jobs_below(folder):
+        try:
+            made_with = jobs.check_done(notebook_folder / DOMAIN_NOTEBOOKS[job.domain], folder / "jobs" / job.name)
+        except ResultError:
+            continue
+        config = profile.config(domain=job.domain, method=job.method, paradigm=job.paradigm, seed=job.seed)
+        now, then = as_plain(asdict(config)), made_with["parameters"]
+        changed = sorted(name for name in now.keys() | then.keys() if now.get(name) != then.get(name))
+        if changed:
+            found[job.name] = ", ".join(f"{name} was {then.get(name)!r}, is {now.get(name)!r}" for name in changed)
+    return found
+
+
+def _check_data(profile: Any, wanted: Sequence[Job]) -> None:
+    """Read the tasks once before any job starts, so that a damaged data file stops the run in its first seconds."""
+    from mapl_core.domains import get_domain
+
+    for domain in sorted({job.domain for job in wanted}):
+        job = next(job for job in wanted if job.domain == domain)
+        config = profile.config(domain=domain, method=job.method, paradigm=job.paradigm, seed=job.seed)
+        if config.source == "paper":
+            continue  # a download; its job does it
+        reader = get_domain(domain, **config.domain_options)
+        for split, count in (("train", config.train_tasks), ("eval", config.eval_tasks)):
+            reader.load_tasks(split, config.source, count)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def describe_plan(plan: Plan) -> str:
+    """What `--dry-run` prints."""
+    lines = [f"{planned.job.name:32} {planned.state}" for planned in plan.jobs]
+    return "\n".join([*lines, _summary(plan), f"results: {plan.folder}"])
+
+
+def _summary(plan: Plan) -> str:
+    done = len(plan.jobs) - len(plan.to_run)
+    return (
+        f"{len(plan.jobs)} jobs of profile {plan.profile_name}: {done} done, {len(plan.to_run)} to run, "
+        f"{plan.workers} at a time, {plan.threads} thread{'' if plan.threads == 1 else 's'} each"
+    )
+
+
+def check_writable(folder: Path) -> None:
+    """Raises UsageError if the results folder cannot be written to; leaves no trace when it can."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"results folder {folder} cannot be written to ({error.strerror}); choose one with --results"
+        ) from None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Running
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def run_plan(plan: Plan) -> list[str]:
+    """Run what is not done, several jobs at a time, under one progress bar.
+
+    Returns:
+        One message for every job that failed; the others have gone on meanwhile.
+
+    Raises:
+        KeyboardInterrupt: after the running jobs have been ended; what they had finished stays.
+    """
+    from tqdm import tqdm
+
+    waiting, running, failures = list(plan.to_run), {}, []
+    total = sum(planned.job.weight for planned in waiting)
+    layout = "{desc} {percentage:3.0f}% |{bar}| {elapsed} elapsed, {remaining} left{postfix}"
+    interval = 1.0 if sys.stderr.isatty() else 30.0
+    bar = tqdm(total=total, bar_format=layout, smoothing=0, disable=not waiting, mininterval=interval, miniters=0)
+    done = 0
+    try:
+        while waiting or running:
+            while waiting and len(running) < plan.workers:
+                planned = waiting.pop(0)
+                running[planned] = _start(planned, plan.threads)
+            bar.set_description_str(f"{done} of {len(plan.to_run) + done} jobs", refresh=False)
+            bar.set_postfix_str(", ".join(planned.job.name for planned in running), refresh=False)
+            bar.update(0)
+            time.sleep(0.2)
+            for planned, process in list(running.items()):
+                if process.poll() is None:
+                    continue
+                del running[planned]
+                problem = jobs.judge(planned.notebook, planned.folder, process.returncode, planned.knobs)
+                if problem:
+                    failures.append(f"{planned.job.name}: {problem}")
+                    tqdm.write(f"FAILED {failures[-1]}", file=sys.stderr)
+                done += 1
+                bar.update(planned.job.weight)
+    finally:
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.wait()
+        bar.close()
+    return failures
+
+
+def _start(planned: PlannedJob, threads: int) -> subprocess.Popen:
+    """Start a job: from its checkpoint where one is, from nothing where its results are damaged or not wanted."""
+    if planned.afresh:
+        shutil.rmtree(planned.folder, ignore_errors=True)
+    return jobs.start(planned.notebook, planned.folder, planned.parameters, threads, CELL_MINUTES)
+
+
+def write_experiments(request: Request, plan: Plan) -> list[Path]:
+    """Tables and figures of the request from the profile's finished jobs; returns what was written."""
+    written = []
+    if "table1" in request.experiments:
+        table = tables.table1(plan.folder, plan.profile_name, leave_out=plan.outdated)
+        written += tables.write_table(table, plan.folder / "tables", "table1")
+    if "figure2" in request.experiments and any(job.method != "untrained" for job in request.jobs):
+        from mapl_core import figures
+
+        for domain in request.domains:
+            target = plan.folder / "figures"
+            figure = figures.figure2(plan.folder, plan.profile_name, domain, target, leave_out=plan.outdated)
+            written += figure.paths
+    return written
+
+
+def main(arguments: Sequence[str] | None = None, notebook_folder: Path = NOTEBOOK_FOLDER) -> int:
+    """The command line of reproduce.sh; returns the exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if "--list" in arguments:
+        print(catalogue())
+        return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended politely: as on Ctrl-C, jobs are ended too
+    try:
+        check_only = "--check-arguments" in arguments
+        request = parse([argument for argument in arguments if argument != "--check-arguments"])
+        if check_only:
+            return 0
+        plan = make_plan(request, notebook_folder)
+        if request.dry_run:
+            print(describe_plan(plan))
+            return 0
+        check_writable(plan.folder)
+        with folder_lock(plan.folder):
+            # Another runner may have finished jobs between the plan and the lock.
+            return carry_out(request, make_plan(request, notebook_folder))
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\ninterrupted; finished jobs are kept, and the same command goes on from here", file=sys.stderr)
+        return 130
+
+
+def carry_out(request: Request, plan: Plan) -> int:
+    """Run the plan, write what the request asks for, and list at the end what failed; returns the exit code."""
+    for planned in plan.to_run:
+        if planned.afresh:
+            print(f"{planned.job.name}: {planned.state}")
+    print(_summary(plan), flush=True)
+    try:
+        failures = run_plan(plan)
+        for path in write_experiments(request, plan):
+            print(f"wrote {path}")
+    except (ValueError, OSError) as error:
+        failures = [str(error)]
+    for failure in failures:
+        print(f"failed: {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""The joint reward model r_phi of MARLHF: one Bradley-Terry score for a whole team's answer (paper, section 4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mapl_core.adapters import AdaptedModel
+from mapl_core.buffers import PreferencePair, Trajectory
+from mapl_core.domains.base import Domain, Task, Turn
+from mapl_core.losses import bradley_terry_loss
+from mapl_core.rewards import Reward
+from mapl_core.scoring import Ids, Item, ScalarModel
+from mapl_core.seeding import Stream
+
+
+class RewardModel:
+    """Scores joint histories, whatever structure produced them: in agent order, each agent's role and response.
+
+    The task's shared text stands once in front and is computed once for all answers to the task. If a text is too long,
+    every agent's part is cut to its share of what the task text leaves, never only the last one; `cut_parts` counts.
+
+    Args:
+        domain: gives the texts.
+        tasks: the tasks that trajectories may belong to, by id.
+        adapted: the base; the model adds an adapter of its own, fresh from `stream`, with a fresh scalar head.
+        stream: source of the initial weights.
+        max_text_tokens: limit on one joint text.
+        micro_batch_tokens: bound on the padded tokens of one forward pass.
+    """
+
+    def __init__(self, domain: Domain, tasks: Mapping[str, Task], adapted: AdaptedModel, stream: Stream, *,
+                 max_text_tokens: int, micro_batch_tokens: int, name: str = "reward_model"):
+        self.domain, self.tasks, self.tokenizer = domain, tasks, adapted.tokenizer
+        self.max_text_tokens = max_text_tokens
+        self.scalar = ScalarModel(adapted, name, stream, max_tokens=micro_batch_tokens)
+        self.cut_parts = 0
+
+    def scores(self, trajectories: Sequence[Trajectory]) -> Tensor:
+        """(B,) learned rewards, on the Bradley-Terry scale: differences of two scores are log odds."""
+        return self.scalar.values([self.item(trajectory) for trajectory in trajectories])
+
+    def item(self, trajectory: Trajectory) -> Item:
+        """The joint text as (ids of the task text, ids of everything else)."""
+        task = self.tasks[trajectory.task_id]
+        shared = self._encode(self.domain.task_text(task) + "\n")
+        parts: list[Ids] = []
+        history: list[Turn] = []
+        for texts, reward, components in zip(trajectory.responses, trajectory.rewards, trajectory.parts, strict=True):
+            for agent, text in enumerate(texts):
+                role = self.domain.role_text(agent, task, history)
+                parts.append(self._encode(f"{role}\n{text}\n"))
+            history.append(Turn(tuple(texts), Reward(reward, dict(components))))
+        shared, parts = self._fit(shared, parts)
+        closing = (self.tokenizer.eos_token_id,)
+        return shared, tuple(token for part in parts for token in part) + closing
+
+    def _encode(self, text: str) -> Ids:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _fit(self, shared: Ids, parts: list[Ids]) -> tuple[Ids, list[Ids]]:
+        """Cut to the limit: the task text to a half, then each part to an equal share of the room that is left."""
+        limit = self.max_text_tokens - 1
+        if len(shared) + sum(map(len, parts)) <= limit:
+            return shared, parts
+        self.cut_parts += 1
+        shared = shared[: max(1, limit // 2)] if len(shared) > limit // 2 else shared
+        room, waiting = limit - len(shared), sorted(range(len(parts)), key=lambda i: len(parts[i]))
+        fitted = list(parts)
+        for position, index in enumerate(waiting):  # short parts first: what they leave over goes to the longer ones
+            share = room // (len(waiting) - position)
+            fitted[index] = parts[index][:share]
+            room -= len(fitted[index])
+        return shared, fitted
+
+    def close(self) -> None:
+        """Remove the model's adapter from the base; the next iteration starts afresh."""
+        self.scalar.close()
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """What a fit left behind: last epoch's loss, accuracies with their counts of pairs, and samples read."""
+
+    loss: float
+    train_accuracy: float
+    held_out_accuracy: float
+    train_pairs: int
+    held_out_pairs: int
+    samples: int
+
+
+def split_held_out(pairs: Sequence[PreferencePair], generator: torch.Generator) -> tuple[list[PreferencePair], list[PreferencePair]]:
+    """Split by task: a tenth of the tasks (at least one, where there are two) is held out from the fit."""
+    tasks = list(dict.fromkeys(pair.task_id for pair in pairs))
+    order = torch.randperm(len(tasks), generator=generator).tolist()
+    count = 0 if len(tasks) < 2 else max(1, len(tasks) // 10)
+    held = {tasks[index] for index in order[:count]}
+    return [pair for pair in pairs if pair.task_id not in held], [pair for pair in pairs if pair.task_id in held]
+
+
+def fit_reward_model(model: RewardModel, pairs: Sequence[PreferencePair], stream: Stream, *, learning_rate: float,
+                     weight_decay: float, max_grad_norm: float, epochs: int, batch_size: int,
+                     held_out: Sequence[PreferencePair] = ()) -> FitReport:
+    """Minimise the Bradley-Terry loss on the pairs, with an optimiser of its own.
+
+    Args:
+        model: a fresh reward model.
+        pairs: the buffer's training set, less held-out tasks.
+        stream: source of the order; batches hold whole tasks, whose shared text is then computed once.
+        learning_rate, weight_decay, max_grad_norm, epochs, batch_size: AdamW's settings; a batch is of pairs.
+        held_out: pairs of tasks that are not in `pairs`, to measure accuracy on.
+    """
+    optimizer = torch.optim.AdamW(model.scalar.parameters(), lr=learning_rate, weight_decay=weight_decay)
+    generator = stream.generator()
+    loss_value = float("nan")
+    items = {id(t): model.item(t) for pair in [*pairs, *held_out] for t in (pair.winner, pair.loser)}
+    for _ in range(epochs):
+        losses = []
+        for batch in task_batches(pairs, batch_size, generator):
+            texts = [items[id(p.winner)] for p in batch] + [items[id(p.loser)] for p in batch]
+
+            def loss_of(scores: Tensor) -> Tensor:
+                loss, _ = bradley_terry_loss(*scores.chunk(2))
+                losses.append((float(loss.detach()), len(scores) // 2))
+                return loss
+
+            optimizer.zero_grad()
+            model.scalar.backward(texts, loss_of)
+            torch.nn.utils.clip_grad_norm_(model.scalar.parameters(), max_grad_norm)
+            optimizer.step()
+        loss_value = sum(loss * count for loss, count in losses) / sum(count for _, count in losses)
+
+    def accuracy(of: Sequence[PreferencePair]) -> float:
+        if not of:
+            return float("nan")
+        winner, loser = model.scalar.values([items[id(p.winner)] for p in of] + [items[id(p.loser)] for p in of]).chunk(2)
+        return float((winner > loser).float().mean())
+
+    return FitReport(loss_value, accuracy(pairs), accuracy(held_out), len(pairs), len(held_out), 2 * len(pairs) * epochs)
+
+
+def task_batches(pairs: Sequence[PreferencePair], batch_size: int, generator: torch.Generator) -> list[list[PreferencePair]]:
+    """Shuffled batches of whole tasks: tasks are added until a batch holds at least `batch_size` pairs."""
+    by_task: dict[str, list[PreferencePair]] = {}
+    for pair in pairs:
+        by_task.setdefault(pair.task_id, []).append(pair)
+    tasks = list(by_task)
+    batches: list[list[PreferencePair]] = [[]]
+    for index in torch.randperm(len(tasks), generator=generator).tolist():
+        if len(batches[-1]) >= batch_size:
+            batches.append([])
+        batches[-1].extend(by_task[tasks[index]])
+    return batches

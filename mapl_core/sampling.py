@@ -1,0 +1,438 @@
+"""Rollouts: many samples for each of many prompts, from a base model under one adapter.
+
+Two decoders serve one loop. `DirectDecoder` runs Llama- and Qwen-like models in a handful of plain tensor operations:
+the adapter is merged into a copy of the weights, a prompt's keys and values are computed and held once for all its
+samples, and Python overhead stays small. `TransformersDecoder` runs any other causal model through its own forward pass
+and cache. Both are given the same uniforms, keyed by row and step, so that a row's sample does not depend on its batch
+mates and both choose the same ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
+
+from mapl_core.adapters import AdaptedModel
+from mapl_core.scoring import Ids
+
+HEAD = 256  # candidates examined first for top-p; a row whose head holds less than top_p is sorted in full
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How a policy samples.
+
+    Attributes:
+        temperature: divides the logits; 0 is greedy decoding.
+        top_p: nucleus: the smallest set of most probable tokens whose mass reaches top_p; 1.0 keeps all.
+        max_new_tokens: limit on sampled tokens; a response without end of sequence by then is truncated.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_new_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"temperature is {self.temperature}; use 0 for greedy decoding or a positive number")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}; it must lie in (0, 1]")
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens is {self.max_new_tokens}; a response needs at least one token")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Sampled ids, the end-of-sequence id included where the model wrote one, and whether the limit cut them off."""
+
+    token_ids: Ids
+    truncated: bool
+
+
+class Decoder(Protocol):
+    """One batch of prompts being continued. Rows are (prompt, sample) pairs, prompt by prompt."""
+
+    def prefill(self) -> Tensor:
+        """(prompts, vocabulary) logits of the first new token."""
+
+    def start(self, prompt_of_row: Tensor) -> None:
+        """Open one row for each entry: the index of its prompt."""
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Append one token to every row; (rows, vocabulary) logits of the next."""
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all rows but these."""
+
+
+def choose_tokens(logits: Tensor, uniforms: Tensor, *, temperature: float, top_p: float) -> Tensor:
+    """Sample one token a row by inverting the cumulative distribution in order of token ids.
+
+    Id order (not order of probability) keeps the choice stable where two candidates are almost equally probable.
+
+    Args:
+        logits: (rows, vocabulary).
+        uniforms: (rows,) float64 in [0, 1).
+
+    Returns:
+        (rows,) token ids.
+    """
+    if temperature == 0:
+        return logits.argmax(dim=-1)
+    log_probs = torch.log_softmax(logits.float() / temperature, dim=-1)
+    rows, vocabulary = log_probs.shape
+    if top_p >= 1.0:
+        return _invert(log_probs.exp(), uniforms)
+    head_size = min(HEAD, vocabulary)
+    probabilities, ids = log_probs.topk(head_size, dim=-1)
+    probabilities = probabilities.exp()
+    chosen = _nucleus_choice(probabilities, ids, uniforms, top_p)
+    if head_size < vocabulary:
+        short = (probabilities.sum(dim=-1) < top_p).nonzero().squeeze(1)
+        if len(short):
+            full, full_ids = log_probs[short].sort(dim=-1, descending=True)
+            chosen[short] = _nucleus_choice(full.exp(), full_ids, uniforms[short], top_p)
+    return chosen
+
+
+def _nucleus_choice(probabilities: Tensor, ids: Tensor, uniforms: Tensor, top_p: float) -> Tensor:
+    """Choose from the nucleus of rows whose candidates come in descending order of probability."""
+    before = probabilities.cumsum(dim=-1) - probabilities
+    kept = probabilities.masked_fill(before >= top_p, 0.0)
+    ids, order = ids.sort(dim=-1)
+    return ids.gather(1, _invert(kept.gather(1, order), uniforms)[:, None]).squeeze(1)
+
+
+def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """Index of the cell of the (unnormalised) cumulative weights in which each uniform falls."""
+    cumulative = weights.double().cumsum(dim=-1)
+    target = uniforms.to(cumulative.device)[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp_max(weights.shape[1] - 1)
+
+
+@torch.no_grad()
+def sample_responses(adapted: AdaptedModel, adapter: str | None, prompts: Sequence[Ids], uniforms: Tensor, *,
+                     samples: int, settings: SamplingSettings, max_cached_tokens: int,
+                     decoder: type[Decoder] | None = None) -> list[list[Sample]]:
+    """Sample `samples` responses for every prompt.
+
+    Args:
+        adapted, adapter: the policy; `adapter=None` samples the base (adapters off).
+        prompts: token ids of each prompt; prompts of like length are decoded together.
+        uniforms: (len(prompts) * samples, max_new_tokens), prompt by prompt, from `Stream.uniforms`.
+        samples: m (or G) responses for each prompt.
+        max_cached_tokens: bound on the tokens held in the key-value cache of one decoding batch: each prompt once, and
+            max_new_tokens for each of its samples.
+        decoder: the decoder class; by default the direct one where it knows the architecture.
+
+    Returns:
+        For each prompt the list of its samples.
+    """
+    decoder = decoder or (DirectDecoder if DirectDecoder.supports(adapted) else TransformersDecoder)
+    results: list[list[Sample]] = [[] for _ in prompts]
+    weights = decoder.prepare(adapted, adapter)
+    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+    batch: list[tuple[int, int]] = []  # (prompt, sample) rows of the batch being filled
+    held = 0
+    for index in order:
+        for sample in range(samples):
+            cost = settings.max_new_tokens + (len(prompts[index]) if not batch or batch[-1][0] != index else 0)
+            if batch and held + cost > max_cached_tokens:
+                _decode(decoder(weights, prompts, batch), batch, uniforms, samples, settings, adapted, results)
+                batch, held = [], 0
+                cost = settings.max_new_tokens + len(prompts[index])
+            batch.append((index, sample))
+            held += cost
+    if batch:
+        _decode(decoder(weights, prompts, batch), batch, uniforms, samples, settings, adapted, results)
+    return results
+
+
+def _decode(decoder: Decoder, batch: list[tuple[int, int]], uniforms: Tensor, samples: int,
+            settings: SamplingSettings, adapted: AdaptedModel, results: list[list[Sample]]) -> None:
+    """The decoding loop of one batch. A row that ends is set aside at once and leaves the batch soon after."""
+    stop = torch.tensor(sorted(adapted.stop_ids), device=adapted.device)
+    draws = uniforms[[prompt * samples + sample for prompt, sample in batch]]
+    order = list(dict.fromkeys(prompt for prompt, _ in batch))
+    slot = {prompt: position for position, prompt in enumerate(order)}
+    prompt_of_row = torch.tensor([slot[prompt] for prompt, _ in batch], device=adapted.device)
+    logits = decoder.prefill()[prompt_of_row]
+    decoder.start(prompt_of_row)
+    written = torch.zeros((len(batch), settings.max_new_tokens), dtype=torch.long)
+    lengths = torch.full((len(batch),), settings.max_new_tokens)
+    ended = torch.zeros(len(batch), dtype=torch.bool)
+    rows = torch.arange(len(batch))  # which of the batch's rows the decoder still holds
+    for step in range(settings.max_new_tokens):
+        tokens = choose_tokens(logits, draws[rows, step], temperature=settings.temperature, top_p=settings.top_p)
+        written[rows, step] = tokens.cpu()
+        stops = torch.isin(tokens, stop).cpu() & ~ended[rows]
+        ended[rows[stops]] = True
+        lengths[rows[stops]] = step + 1
+        alive = ~ended[rows]
+        if not alive.any() or step + 1 == settings.max_new_tokens:
+            break
+        # Copying the cache costs about as much as a step, so rows leave in groups of at least a fifth.
+        if int(alive.sum()) <= 0.8 * len(rows):
+            kept = alive.nonzero().squeeze(1)
+            decoder.keep(kept.to(adapted.device))
+            rows, tokens = rows[kept], tokens[kept.to(tokens.device)]
+        logits = decoder.step(tokens)
+    by_row = {}
+    for row, (prompt, sample) in enumerate(batch):
+        by_row[prompt, sample] = Sample(tuple(written[row, : lengths[row]].tolist()), truncated=not bool(ended[row]))
+    for prompt, sample in sorted(by_row):
+        results[prompt].append(by_row[prompt, sample])
+
+
+@dataclass
+class _Layer:
+    """The merged weights of one decoder layer; q, k, v and gate, up are stacked so that each is one product."""
+
+    attention_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    output: Tensor
+    mlp_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+@dataclass
+class _DirectWeights:
+    layers: list[_Layer]
+    embedding: Tensor
+    final_norm: Tensor
+    head: Tensor
+    inverse_frequency: Tensor
+    rope_scale: float
+    eps: float
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+class DirectDecoder:
+    """Llama, Qwen2 and Qwen3 decoding in plain tensor operations, with one shared prefix cache for each prompt."""
+
+    @staticmethod
+    def supports(adapted: AdaptedModel) -> bool:
+        model = adapted.loaded.model
+        config = model.config
+        rope = getattr(config, "rope_parameters", None) or {}
+        return (
+            config.model_type in ("llama", "qwen2", "qwen3")
+            and adapted.shares_prompts
+            and rope.get("rope_type", "default") in ("default", "llama3")
+            and getattr(config, "hidden_act", "") == "silu"
+            and not getattr(config, "mlp_bias", False)
+            and getattr(model, "hf_quantizer", None) is None
+            and all(getattr(layer.self_attn.o_proj, "bias", None) is None for layer in adapted.backbone.layers)
+        )
+
+    @staticmethod
+    def prepare(adapted: AdaptedModel, adapter: str | None) -> _DirectWeights:
+        """Merge the adapter into copies of the weights. The base itself is never written to."""
+
+        def merged(*modules) -> Tensor:
+            return torch.cat([adapted.merged_weight(module, adapter) for module in modules])
+
+        config, backbone = adapted.loaded.model.config, adapted.backbone
+        layers = []
+        for layer in backbone.layers:
+            attention, mlp = layer.self_attn, layer.mlp
+            biases = [getattr(p, "bias", None) for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
+            layers.append(_Layer(
+                layer.input_layernorm.weight.detach(),
+                merged(attention.q_proj, attention.k_proj, attention.v_proj),
+                None if biases[0] is None else torch.cat([bias.detach() for bias in biases]),
+                attention.q_norm.weight.detach() if hasattr(attention, "q_norm") else None,
+                attention.k_norm.weight.detach() if hasattr(attention, "k_norm") else None,
+                merged(attention.o_proj), layer.post_attention_layernorm.weight.detach(),
+                merged(mlp.gate_proj, mlp.up_proj), merged(mlp.down_proj),
+            ))
+        rotary = backbone.rotary_emb
+        return _DirectWeights(
+            layers, backbone.embed_tokens.weight.detach(), backbone.norm.weight.detach(),
+            adapted.output_layer.weight.detach(), rotary.inv_freq.float(), float(rotary.attention_scaling),
+            config.rms_norm_eps, config.num_attention_heads, config.num_key_value_heads,
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        )
+
+    def __init__(self, weights: _DirectWeights, prompts: Sequence[Ids], batch: Sequence[tuple[int, int]]):
+        self.weights = weights
+        self.device = weights.embedding.device
+        self.prompts = [prompts[index] for index in dict.fromkeys(prompt for prompt, _ in batch)]
+        self.lengths = torch.tensor([len(prompt) for prompt in self.prompts], device=self.device)
+        self.prefix: list[tuple[Tensor, Tensor]] = []  # per layer: keys, values (prompts, kv_heads, length, head_dim)
+        self.suffix: list[tuple[Tensor, Tensor]] = []  # per layer: keys, values (rows, kv_heads, capacity, head_dim)
+
+    def prefill(self) -> Tensor:
+        w, width = self.weights, int(self.lengths.max())
+        ids = torch.zeros((len(self.prompts), width), dtype=torch.long)
+        for row, prompt in enumerate(self.prompts):
+            ids[row, : len(prompt)] = torch.tensor(prompt, dtype=torch.long)
+        hidden = w.embedding[ids.to(self.device)]
+        cos, sin = self._rotation(torch.arange(width, device=self.device), hidden.dtype)
+        group = w.heads // w.kv_heads
+        for layer in w.layers:
+            q, k, v = (x.transpose(1, 2) for x in self._project(layer, hidden))  # (prompts, heads, length, head_dim)
+            q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+            self.prefix.append((k.contiguous(), v.contiguous()))
+            # Right-padded prompts under a causal mask: no real token sees a pad.
+            mixed = scaled_dot_product_attention(
+                q, k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1), is_causal=True)
+            hidden = hidden + linear(mixed.transpose(1, 2).flatten(2), layer.output)
+            hidden = hidden + self._feed_forward(layer, hidden)
+        last = hidden[torch.arange(len(self.prompts), device=self.device), self.lengths - 1]
+        positions = torch.arange(width, device=self.device)
+        self.prefix_mask = torch.where(positions < self.lengths[:, None], 0.0, -torch.inf)  # (prompts, length)
+        return self._logits(last)
+
+    def start(self, prompt_of_row: Tensor) -> None:
+        self.prompt_of_row = prompt_of_row
+        self.generated = 0
+        self.suffix = []
+        self._place_rows()
+
+    def keep(self, rows: Tensor) -> None:
+        self.suffix = [(keys[rows], values[rows]) for keys, values in self.suffix]
+        remaining, self.prompt_of_row = torch.unique(self.prompt_of_row[rows], return_inverse=True)
+        if len(remaining) < len(self.lengths):
+            self.prefix = [(keys[remaining], values[remaining]) for keys, values in self.prefix]
+            self.lengths, self.prefix_mask = self.lengths[remaining], self.prefix_mask[remaining]
+        self._place_rows()
+
+    def _place_rows(self) -> None:
+        """Give each row a place (prompt, slot) in a rectangle, in which prefix attention is one product a prompt."""
+        order = torch.argsort(self.prompt_of_row, stable=True)
+        counts = torch.bincount(self.prompt_of_row, minlength=len(self.lengths))
+        first = counts.cumsum(0) - counts
+        slot = torch.empty_like(self.prompt_of_row)
+        slot[order] = torch.arange(len(order), device=self.device) - first[self.prompt_of_row[order]]
+        self.slots, self.slot_of_row = int(counts.max()), slot
+
+    def step(self, tokens: Tensor) -> Tensor:
+        w, rows, group = self.weights, len(tokens), self.weights.heads // self.weights.kv_heads
+        hidden = w.embedding[tokens]
+        positions = self.lengths[self.prompt_of_row] + self.generated
+        cos, sin = (x[:, None, :] for x in self._rotation(positions, hidden.dtype))
+        place = (self.prompt_of_row, self.slot_of_row)
+        scale = w.head_dim**-0.5
+        for index, layer in enumerate(w.layers):
+            q, k, v = self._project(layer, hidden)  # (rows, heads, head_dim)
+            q, k = _rotate(q, cos, sin) * scale, _rotate(k, cos, sin)
+            keys, values = self._append(index, k, v)
+            q = q.view(rows, w.kv_heads, group, w.head_dim)
+            own = torch.matmul(q, keys.transpose(2, 3))  # (rows, kv_heads, group, generated + 1)
+            prefix_keys, prefix_values = self.prefix[index]
+            grid = q.new_zeros(len(self.lengths), self.slots, w.kv_heads, group, w.head_dim)
+            grid[place] = q
+            grid = grid.transpose(1, 2).reshape(len(self.lengths), w.kv_heads, self.slots * group, w.head_dim)
+            shared = torch.matmul(grid, prefix_keys.transpose(2, 3)) + self.prefix_mask[:, None, None, :].to(q.dtype)
+            # Softmax over prefix and own tokens together, from the two parts' maxima and sums.
+            shared_max = shared.amax(dim=-1, keepdim=True)
+            shared = (shared - shared_max).exp_()
+            context = torch.cat([torch.matmul(shared, prefix_values), shared.sum(-1, keepdim=True), shared_max], dim=-1)
+            context = context.view(len(self.lengths), w.kv_heads, self.slots, group, w.head_dim + 2).transpose(1, 2)[place]
+            mixed, shared_sum, shared_max = context.split([w.head_dim, 1, 1], dim=-1)
+            top = torch.maximum(shared_max, own.amax(dim=-1, keepdim=True))
+            own = (own - top).exp_()
+            rescale = (shared_max - top).exp_()
+            mixed = (mixed * rescale + torch.matmul(own, values)) / (shared_sum * rescale + own.sum(-1, keepdim=True))
+            hidden = hidden + linear(mixed.reshape(rows, -1), layer.output)
+            hidden = hidden + self._feed_forward(layer, hidden)
+        self.generated += 1
+        return self._logits(hidden)
+
+    def _append(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Write one step into a layer's suffix cache, doubled in size whenever it is full."""
+        if index == len(self.suffix):
+            empty = key.new_empty(key.shape[0], key.shape[1], 16, key.shape[2])
+            self.suffix.append((empty, torch.empty_like(empty)))
+        keys, values = self.suffix[index]
+        if self.generated == keys.shape[2]:
+            keys, values = (torch.cat([x, torch.empty_like(x)], dim=2) for x in (keys, values))
+            self.suffix[index] = (keys, values)
+        keys[:, :, self.generated], values[:, :, self.generated] = key, value
+        return keys[:, :, : self.generated + 1], values[:, :, : self.generated + 1]
+
+    def _project(self, layer: _Layer, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys, values, each (..., heads, head_dim), before rotation."""
+        w = self.weights
+        qkv = linear(rms_norm(hidden, hidden.shape[-1:], layer.attention_norm, w.eps), layer.qkv, layer.qkv_bias)
+        qkv = qkv.unflatten(-1, (w.heads + 2 * w.kv_heads, w.head_dim))
+        q, k, v = qkv.split([w.heads, w.kv_heads, w.kv_heads], dim=-2)
+        if layer.q_norm is not None:
+            q = rms_norm(q, (w.head_dim,), layer.q_norm, w.eps)
+            k = rms_norm(k, (w.head_dim,), layer.k_norm, w.eps)
+        return q, k, v
+
+    def _feed_forward(self, layer: _Layer, hidden: Tensor) -> Tensor:
+        normed = rms_norm(hidden, hidden.shape[-1:], layer.mlp_norm, self.weights.eps)
+        gate, up = linear(normed, layer.gate_up).chunk(2, dim=-1)
+        return linear(silu(gate) * up, layer.down)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return linear(rms_norm(hidden, hidden.shape[-1:], self.weights.final_norm, self.weights.eps), self.weights.head)
+
+    def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """(positions, head_dim) cosine and sine of the rotary embedding."""
+        angles = positions[:, None].float() * self.weights.inverse_frequency[None, :]
+        angles = torch.cat([angles, angles], dim=-1)
+        return (angles.cos() * self.weights.rope_scale).to(dtype), (angles.sin() * self.weights.rope_scale).to(dtype)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat([-x[..., half:], x[..., :half]], dim=-1) * sin
+
+
+class TransformersDecoder:
+    """Any causal model through its own forward pass and cache: prompts are prefilled once, then expanded."""
+
+    @staticmethod
+    def prepare(adapted: AdaptedModel, adapter: str | None) -> tuple[AdaptedModel, str | None]:
+        return adapted, adapter
+
+    def __init__(self, policy: tuple[AdaptedModel, str | None], prompts: Sequence[Ids], batch: Sequence[tuple[int, int]]):
+        self.adapted, self.adapter = policy
+        self.prompts = [prompts[index] for index in dict.fromkeys(prompt for prompt, _ in batch)]
+
+    def prefill(self) -> Tensor:
+        width, device = max(map(len, self.prompts)), self.adapted.device
+        ids = torch.full((len(self.prompts), width), self.adapted.tokenizer.pad_token_id or 0)
+        mask = torch.zeros((len(self.prompts), width), dtype=torch.long)
+        for row, prompt in enumerate(self.prompts):  # left padding: every row's next position is the same column
+            ids[row, width - len(prompt) :] = torch.tensor(prompt)
+            mask[row, width - len(prompt) :] = 1
+        self.mask = mask.to(device)
+        self.position = self.mask.sum(dim=1)
+        return self._forward(ids.to(device), (self.mask.cumsum(1) - 1).clamp_min(0), None)
+
+    def start(self, prompt_of_row: Tensor) -> None:
+        self.cache.batch_select_indices(prompt_of_row)
+        self.mask, self.position = self.mask[prompt_of_row], self.position[prompt_of_row]
+
+    def step(self, tokens: Tensor) -> Tensor:
+        self.mask = torch.cat([self.mask, self.mask.new_ones(len(tokens), 1)], dim=1)
+        logits = self._forward(tokens[:, None], self.position[:, None], self.cache)
+        self.position = self.position + 1
+        return logits
+
+    def keep(self, rows: Tensor) -> None:
+        self.cache.batch_select_indices(rows)
+        self.mask, self.position = self.mask[rows], self.position[rows]
+
+    def _forward(self, ids: Tensor, positions: Tensor, cache) -> Tensor:
+        with self.adapted.using(self.adapter), self.adapted.evaluating():
+            out = self.adapted.loaded.model(input_ids=ids, attention_mask=self.mask, position_ids=positions,
+                                            past_key_values=cache, use_cache=True, logits_to_keep=1)
+        self.cache = out.past_key_values
+        return out.logits[:, -1]

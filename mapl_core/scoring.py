@@ -1,0 +1,296 @@
+"""Forward passes that score given texts: log-probabilities of responses, and scalars read at a text's last token.
+
+Responses to one prompt are packed behind it in a single row: `prompt | response | response | ...`. A block attention
+mask lets each response see the prompt and itself, and its positions start again behind the prompt, so every number is
+that of the response scored alone, while the prompt is computed once. Rows are run in micro-batches of bounded size;
+gradients are accumulated one micro-batch at a time, so memory does not grow with the number of pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import log_softmax
+
+from mapl_core.adapters import AdaptedModel
+from mapl_core.seeding import Stream
+
+Ids = tuple[int, ...]
+Item = tuple[Ids, Ids]  # (prompt ids, response ids)
+
+
+@dataclass(frozen=True)
+class PackedRow:
+    """One prompt with some of its responses; `members` are the indices of those responses among the distinct items."""
+
+    prompt: Ids
+    responses: tuple[Ids, ...]
+    members: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + sum(map(len, self.responses))
+
+
+def pack_rows(items: Sequence[Item], *, max_tokens: int, share_prompts: bool) -> list[list[PackedRow]]:
+    """Group responses by prompt into rows and rows into micro-batches of at most `max_tokens` padded tokens.
+
+    A single response longer than `max_tokens` gets a micro-batch of its own.
+    """
+    by_prompt: dict[Ids, list[int]] = {}
+    for index, (prompt, _) in enumerate(items):
+        by_prompt.setdefault(prompt, []).append(index)
+    rows: list[PackedRow] = []
+    for prompt, indices in by_prompt.items():
+        taken: list[int] = []
+        length = len(prompt)
+        for index in indices:
+            response_length = len(items[index][1])
+            if taken and (not share_prompts or length + response_length > max_tokens):
+                rows.append(PackedRow(prompt, tuple(items[i][1] for i in taken), tuple(taken)))
+                taken, length = [], len(prompt)
+            taken.append(index)
+            length += response_length
+        rows.append(PackedRow(prompt, tuple(items[i][1] for i in taken), tuple(taken)))
+    rows.sort(key=lambda row: row.length)  # neighbours of like length waste little padding
+    batches: list[list[PackedRow]] = []
+    for row in rows:
+        if batches and row.length * (len(batches[-1]) + 1) <= max_tokens:
+            batches[-1].append(row)
+        else:
+            batches.append([row])
+    return batches
+
+
+@dataclass
+class PackedBatch:
+    """Tensors of one micro-batch of rows, right-padded.
+
+    Attributes:
+        input_ids, position_ids: (rows, length).
+        attention_mask: (rows, 1, length, length) additive float mask.
+        predictors: flat positions whose hidden state predicts a response token, (tokens,).
+        targets: those response tokens, (tokens,).
+        owners: for each of them, the index of its response within the batch, (tokens,).
+        last: flat position of the last token of each response (of its prompt, where a response is empty), (responses,).
+        members: index of each response among the distinct items.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    attention_mask: Tensor
+    predictors: Tensor
+    targets: Tensor
+    owners: Tensor
+    last: Tensor
+    members: list[int]
+
+
+def build_batch(rows: Sequence[PackedRow], *, pad_id: int, dtype: torch.dtype, device: torch.device) -> PackedBatch:
+    width = max(row.length for row in rows)
+    input_ids = torch.full((len(rows), width), pad_id, dtype=torch.long)
+    position_ids = torch.zeros((len(rows), width), dtype=torch.long)
+    segments = torch.full((len(rows), width), -1, dtype=torch.long)
+    predictors: list[int] = []
+    targets: list[int] = []
+    owners: list[int] = []
+    last: list[int] = []
+    members: list[int] = []
+    for r, row in enumerate(rows):
+        start, offset = len(row.prompt), r * width
+        input_ids[r, :start] = torch.tensor(row.prompt, dtype=torch.long)
+        position_ids[r, :start] = torch.arange(start)
+        segments[r, :start] = 0
+        for segment, (response, member) in enumerate(zip(row.responses, row.members, strict=True), start=1):
+            end = start + len(response)
+            input_ids[r, start:end] = torch.tensor(response, dtype=torch.long)
+            position_ids[r, start:end] = len(row.prompt) + torch.arange(len(response))
+            segments[r, start:end] = segment
+            if response:
+                predictors += [offset + len(row.prompt) - 1, *range(offset + start, offset + end - 1)]
+            targets += response
+            owners += [len(members)] * len(response)
+            last.append(offset + (end if response else len(row.prompt)) - 1)
+            members.append(member)
+            start = end
+    causal = torch.ones(width, width, dtype=torch.bool).tril()
+    same = segments[:, :, None] == segments[:, None, :]
+    visible = causal & (same | (segments[:, None, :] == 0)) & (segments[:, None, :] >= 0)
+    visible |= torch.eye(width, dtype=torch.bool)  # a pad sees itself: a fully masked row would be NaN
+    mask = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)
+    return PackedBatch(
+        input_ids.to(device), position_ids.to(device), mask[:, None].to(device),
+        *(torch.tensor(v, dtype=torch.long, device=device) for v in (predictors, targets, owners, last)), members,
+    )
+
+
+def _distinct(items: Sequence[Item]) -> tuple[list[Item], list[int]]:
+    """The distinct items in order of first appearance, and for each given item the index of its twin among them."""
+    position: dict[Item, int] = {}
+    where = [position.setdefault(item, len(position)) for item in items]
+    return list(position), where
+
+
+def _micro_batches(adapted: AdaptedModel, items: Sequence[Item], max_tokens: int) -> Iterator[PackedBatch]:
+    for prompt, _ in items:
+        if not prompt:
+            raise ValueError("a prompt has no tokens; the first response token would have nothing that predicts it")
+    pad_id = adapted.tokenizer.pad_token_id or 0  # any id does: pads are masked by position, never by id
+    for rows in pack_rows(items, max_tokens=max_tokens, share_prompts=adapted.shares_prompts):
+        yield build_batch(rows, pad_id=pad_id, dtype=adapted.loaded.dtype, device=adapted.device)
+
+
+def _hidden_states(adapted: AdaptedModel, batch: PackedBatch) -> Tensor:
+    """(rows * length, hidden) last hidden states of a batch under the active adapter."""
+    # Without block masks a row holds one response, and the ordinary causal mask over its real tokens is enough.
+    mask = batch.attention_mask if adapted.shares_prompts else _real_tokens(batch)
+    out = adapted.backbone(input_ids=batch.input_ids, attention_mask=mask, position_ids=batch.position_ids, use_cache=False)
+    return out.last_hidden_state.flatten(0, 1)
+
+
+def _real_tokens(batch: PackedBatch) -> Tensor:
+    """(rows, length) 1 for the tokens of a row that holds one response, 0 for its padding."""
+    rows, width = batch.input_ids.shape
+    lengths = batch.last - torch.arange(rows, device=batch.last.device) * width + 1
+    return (torch.arange(width, device=lengths.device)[None, :] < lengths[:, None]).long()
+
+
+def _response_logprobs(adapted: AdaptedModel, batch: PackedBatch, temperature: float) -> tuple[Tensor, Tensor]:
+    """Summed log-probability of each response of a batch, and the float32 log-softmax it was read from."""
+    logits = adapted.output_layer(_hidden_states(adapted, batch)[batch.predictors])
+    log_probs = log_softmax(logits.float() / temperature, dim=-1)
+    token = log_probs.gather(1, batch.targets[:, None]).squeeze(1)
+    return torch.zeros(len(batch.members), device=token.device).index_add(0, batch.owners, token), log_probs
+
+
+@torch.no_grad()
+def response_logprobs(adapted: AdaptedModel, adapter: str | None, items: Sequence[Item], *, max_tokens: int,
+                      temperature: float = 1.0) -> Tensor:
+    """log pi(response given prompt), summed over all response tokens, the end-of-sequence token included.
+
+    Args:
+        adapted, adapter: the policy; `adapter=None` is the reference policy (adapters off).
+        items: (prompt ids, response ids) pairs. An empty response has log-probability 0.
+        max_tokens: bound on the padded tokens of one forward pass.
+        temperature: divides the logits; 1 for every loss, the sampling temperature for the sampler's distribution.
+
+    Returns:
+        (len(items),) float32, on the CPU, without a graph.
+    """
+    distinct, where = _distinct(items)
+    result = torch.zeros(len(distinct))
+    with adapted.using(adapter):
+        for batch in _micro_batches(adapted, distinct, max_tokens):
+            result[batch.members] = _response_logprobs(adapted, batch, temperature)[0].cpu()
+    return result[where]
+
+
+def accumulate_logprob_gradients(adapted: AdaptedModel, adapter: str, items: Sequence[Item], weights: Tensor, *,
+                                 max_tokens: int, kl_weight: float = 0.0) -> float:
+    """Add d/dtheta of sum_j weights[j] * log pi(response_j) to the gradients of one adapter.
+
+    `weights` is the derivative of a loss by the log-probabilities (its vector-Jacobian product), so any loss that is a
+    function of summed log-probabilities is trained exactly, one micro-batch in memory at a time. Each backward pass
+    ends before the adapter is switched, which also keeps gradient checkpointing right.
+
+    With `kl_weight` > 0 the exact KL divergence between the policy's and the reference's next-token distributions,
+    summed over response tokens, is added for every item with that weight; the effect of earlier tokens on later
+    prefixes is left out, as usual.
+
+    Returns:
+        The summed KL over all items (0.0 where it is off), in nats.
+    """
+    distinct, where = _distinct(items)
+    summed = torch.zeros(len(distinct)).index_add(0, torch.tensor(where, dtype=torch.long), weights.float().cpu())
+    counts = torch.zeros(len(distinct)).index_add(0, torch.tensor(where, dtype=torch.long), torch.ones(len(where)))
+    used = [i for i in range(len(distinct)) if summed[i] != 0 or kl_weight]  # a zero weight needs no forward pass
+    total_kl = 0.0
+    for batch in _micro_batches(adapted, [distinct[i] for i in used], max_tokens):
+        members = torch.tensor([used[i] for i in batch.members])
+        reference = None
+        if kl_weight:
+            with torch.no_grad(), adapted.using(None):
+                reference = _response_logprobs(adapted, batch, 1.0)[1]
+        with adapted.using(adapter):
+            logprobs, log_policy = _response_logprobs(adapted, batch, 1.0)
+            objective = (summed[members].to(logprobs.device) * logprobs).sum()
+            if reference is not None:
+                kl = (log_policy.exp() * (log_policy - reference)).sum(dim=-1)
+                weighted = (kl * counts[members].to(kl.device)[batch.owners]).sum()
+                total_kl += float(weighted)
+                objective = objective + kl_weight * weighted
+            objective.backward()
+    return total_kl
+
+
+class ScalarModel:
+    """A scalar read at the last token of a text: the reward model r_phi, or a critic V (paper, section 4.2).
+
+    It is a LoRA adapter of its own on a frozen base, with a linear head on the last hidden state. It reads the last
+    token by position, so padding and a pad id equal to the end-of-sequence id cannot move it.
+    """
+
+    def __init__(self, adapted: AdaptedModel, name: str, stream: Stream, *, max_tokens: int):
+        adapted.add_adapter(name, stream)
+        self.adapted, self.name, self.max_tokens = adapted, name, max_tokens
+        hidden = adapted.loaded.model.config.hidden_size
+        # skip_init: the usual start would draw from torch's global generator
+        self.head = nn.utils.skip_init(nn.Linear, hidden, 1, device=adapted.device)
+        generator = stream.for_agent(stream.agent + 1000).generator()
+        with torch.no_grad():
+            self.head.weight.copy_(torch.randn(1, hidden, generator=generator) / hidden**0.5)
+            self.head.bias.zero_()
+
+    def parameters(self) -> list[nn.Parameter]:
+        return [*self.adapted.parameters(self.name), *self.head.parameters()]
+
+    def _values(self, batch: PackedBatch) -> Tensor:
+        return self.head(_hidden_states(self.adapted, batch)[batch.last].float()).squeeze(-1)
+
+    @torch.no_grad()
+    def values(self, items: Sequence[Item]) -> Tensor:
+        """(len(items),) the scalar of each text, given as (shared prefix ids, remaining ids)."""
+        distinct, where = _distinct(items)
+        result = torch.zeros(len(distinct))
+        with self.adapted.using(self.name):
+            for batch in _micro_batches(self.adapted, distinct, self.max_tokens):
+                result[batch.members] = self._values(batch).cpu()
+        return result[where]
+
+    def backward(self, items: Sequence[Item], loss_of: Callable[[Tensor], Tensor]) -> None:
+        """Add the gradient of `loss_of(values)` to the head and the adapter.
+
+        Where one micro-batch holds all texts, they are read once. Otherwise a first pass without a graph gives the
+        values, the loss gives its derivative by each, and a second pass carries those back micro-batch by micro-batch.
+        """
+        distinct, where = _distinct(items)
+        batches = list(_micro_batches(self.adapted, distinct, self.max_tokens))
+        if len(batches) == 1:
+            with self.adapted.using(self.name):
+                values = self._values(batches[0])
+                order = torch.tensor(batches[0].members, device=values.device).argsort()
+                loss_of(values[order][where]).backward()
+            return
+        values = self.values(items).requires_grad_()
+        weights = torch.autograd.grad(loss_of(values), values)[0]
+        summed = torch.zeros(len(distinct)).index_add(0, torch.tensor(where, dtype=torch.long), weights)
+        with self.adapted.using(self.name):
+            for batch in batches:
+                values = self._values(batch)
+                (summed[batch.members].to(values.device) * values).sum().backward()
+
+    def state(self) -> dict:
+        """A copy of the adapter's and the head's weights."""
+        return {"adapter": self.adapted.state(self.name),
+                "head": {name: value.clone() for name, value in self.head.state_dict().items()}}
+
+    def load_state(self, state: dict) -> None:
+        self.adapted.load_state(self.name, state["adapter"])
+        self.head.load_state_dict(state["head"])
+
+    def close(self) -> None:
+        """Remove the adapter from the base."""
+        self.adapted.delete_adapter(self.name)

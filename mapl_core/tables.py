@@ -1,0 +1,241 @@
+"""The tables of the paper, from the CSV files of finished jobs alone; no model is needed.
+
+Table 1 compares the training methods. A cell is `mean ± half-width (n seeds)` of a 95 % interval. The best cell is bold
+and the second underlined only where the interval of the paired difference to every lower cell lies above zero.
+The paper's numbers stand beside ours only in the `paper` profile, in a column of their own.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+
+from mapl_core.intervals import OVER_TASKS, Interval, difference, interval
+from mapl_core.results import ResultError, write_atomically
+from mapl_core.runs import PARADIGM_NAMES, Run, TableRow, by_seed, describe_runs, load_rows
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table: a metric of a domain; `higher_is_better` decides what is marked."""
+
+    metric: str
+    title: str
+    higher_is_better: bool = True
+
+
+UNTRAINED = TableRow("No training", "untrained", "dec-dec")
+TABLE1 = (
+    UNTRAINED,
+    TableRow("MARL, oracle reward", "magrpo", "dec-dec"),
+    *(TableRow("MAPL", method, paradigm) for method in ("marlhf", "madpo") for paradigm in PARADIGM_NAMES),
+)
+COLUMNS = {"tldr": (Column("score", "TLDR score, %"),)}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Numbers of the paper
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def paper_number(domain: str, metric: str, method: str, paradigm: str, setting: str = "default") -> float | None:
+    """What the paper's text states for a cell, in its unit (percent); None if the text does not give it."""
+    for row in paper_numbers():
+        cell = (row["domain"], row["metric"], row["method"], row["paradigm"], row["setting"])
+        if cell == (domain, metric, method, paradigm, setting) and row["relation"] == "=":
+            return float(row["value"])
+    return None
+
+
+def paper_numbers() -> list[dict[str, str]]:
+    """Every number that the paper's text gives, with its section; its tables are not part of that text."""
+    text = resources.files("mapl_core").joinpath("data/paper_numbers.csv").read_text()
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Table 1
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table, in the metric's own unit (0 to 1), with what it is compared with."""
+
+    row: TableRow
+    domain: str
+    column: Column
+    value: Interval
+    seeds: tuple[int, ...]
+    gain: Interval | None
+    """Difference to the untrained team; None where no seed is shared, and for the untrained team itself."""
+    mark: str = ""
+    """"best", "second" or nothing."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table ready to print: cells by (row, domain, metric), and where its numbers come from."""
+
+    title: str
+    facts: str
+    notes: list[str]
+    cells: dict[tuple[TableRow, str, str], Cell] = field(default_factory=dict)
+    with_paper_numbers: bool = False
+
+
+def table1(profile_folder: Path | str, profile: str, *, leave_out: Sequence[str] = ()) -> Table:
+    """Table 1, main results, of every finished job below `profile_folder` but those in `leave_out`.
+
+    Raises:
+        ResultError: if no job of the table has finished, or one is damaged.
+    """
+    cells: dict[tuple[TableRow, str, str], Cell] = {}
+    facts = []
+    for domain in COLUMNS:
+        rows = load_rows(profile_folder, domain, TABLE1, leave_out)
+        for column in COLUMNS[domain]:
+            for cell in _cells(rows, domain, column):
+                cells[cell.row, domain, column.metric] = cell
+        if rows:
+            facts.append(f"{domain}: {describe_runs(rows)}")
+    if not cells:
+        raise ResultError(f"no finished job of table1 in {profile_folder}; run ./reproduce.sh first")
+    notes = [_interval_note(cells.values())]
+    if profile != "paper":
+        notes.append(f"Numbers of the {profile} profile are not comparable with the paper's; only directions are.")
+    missing = [row.label for row in TABLE1 if row not in {cell.row for cell in cells.values()}]
+    if missing:
+        notes.append(f"Not run: {'; '.join(missing)}.")
+    if leave_out:
+        notes.append(f"Left out, because made with other settings: {', '.join(leave_out)}.")
+    title = f"Table 1: main results - {profile} profile"
+    return Table(title, "; ".join(facts), notes, cells, with_paper_numbers=profile == "paper")
+
+
+def _cells(rows: Mapping[TableRow, Mapping[int, Run]], domain: str, column: Column) -> list[Cell]:
+    values = {row: by_seed(runs, column.metric) for row, runs in rows.items()}
+    marks = _marks(values, column)
+    return [
+        Cell(
+            row=row,
+            domain=domain,
+            column=column,
+            value=interval(seeds),
+            seeds=tuple(seeds),
+            gain=_difference(seeds, values.get(UNTRAINED)) if row != UNTRAINED else None,
+            mark=marks.get(row, ""),
+        )
+        for row, seeds in values.items()
+    ]
+
+
+def _difference(
+    ours: Mapping[int, Mapping[str, float]], other: Mapping[int, Mapping[str, float]] | None
+) -> Interval | None:
+    return difference(ours, other) if other and ours.keys() & other.keys() else None
+
+
+def _marks(values: Mapping[TableRow, Mapping[int, Mapping[str, float]]], column: Column) -> dict[TableRow, str]:
+    """Marks "best" and "second", each only if the interval of its difference to every lower cell excludes 0."""
+    sign = 1 if column.higher_is_better else -1
+    ranked = sorted(values, key=lambda row: sign * interval(values[row]).mean, reverse=True)
+    marks = {}
+    for place, mark in enumerate(("best", "second")):
+        below = [_difference(values[ranked[place]], values[row]) for row in ranked[place + 1 :]]
+        if not below or not all(gap and (gap.low > 0 if sign > 0 else gap.high < 0) for gap in below):
+            break
+        marks[ranked[place]] = mark
+    return marks
+
+
+def _interval_note(cells: Iterable[Cell]) -> str:
+    kinds = {cell.value.kind for cell in cells}
+    over_seeds = "a t interval over seeds, differences paired by seed"
+    over_tasks = f"a bootstrap {OVER_TASKS}, differences paired by task; it says nothing about another training run"
+    if kinds == {OVER_TASKS}:
+        how = over_tasks
+    elif OVER_TASKS in kinds:
+        how = f"{over_seeds}; with one seed {over_tasks}"
+    else:
+        how = over_seeds
+    return (
+        f"A cell is mean ± half-width of the 95 % interval: {how}. Bold is the best, underlined the second, marked "
+        "only where the interval of the difference to every lower cell lies above 0."
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Written forms
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def write_table(table: Table, folder: Path | str, name: str) -> list[Path]:
+    """Write `name`.csv (every number) and `name`.md (to read) into `folder`; returns both paths."""
+    paths = [Path(folder) / f"{name}.csv", Path(folder) / f"{name}.md"]
+    write_atomically(paths[0], as_csv(table))
+    write_atomically(paths[1], as_markdown(table))
+    return paths
+
+
+def as_csv(table: Table) -> str:
+    """One line a cell; means, bounds and differences in the metric's unit (0 to 1), the paper's numbers in percent."""
+    names = "group row method paradigm domain metric mean low high half_width interval n_seeds n_tasks seeds".split()
+    names += "mark gain gain_low gain_high".split() + (["paper_percent"] if table.with_paper_numbers else [])
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    for cell in table.cells.values():
+        row, value, gain = cell.row, cell.value, cell.gain
+        line = {"group": row.group, "row": row.label, "method": row.method, "paradigm": row.paradigm}
+        line |= {"domain": cell.domain, "metric": cell.column.metric, "mark": cell.mark}
+        line |= {"mean": value.mean, "low": value.low, "high": value.high, "half_width": value.half_width}
+        line |= {"interval": value.kind, "n_seeds": len(cell.seeds), "seeds": " ".join(map(str, cell.seeds))}
+        line |= {"n_tasks": value.n if value.kind == OVER_TASKS else ""}
+        line |= {"gain": gain.mean, "gain_low": gain.low, "gain_high": gain.high} if gain else {}
+        if table.with_paper_numbers:
+            paper = paper_number(cell.domain, cell.column.metric, row.method, row.paradigm)
+            line["paper_percent"] = "" if paper is None else paper
+        writer.writerow(line)
+    return text.getvalue()
+
+
+def as_markdown(table: Table) -> str:
+    """The paper's layout: a line a method, a column a metric, the difference to the untrained team beside it."""
+    columns = list(dict.fromkeys((domain, cell.column) for (_, domain, _), cell in table.cells.items()))
+    header = ["", "method"]
+    for _, column in columns:
+        header += [column.title, *(["paper"] if table.with_paper_numbers else []), "minus untrained team"]
+    lines = [f"# {table.title}", "", table.facts + ".", "", _line(header), _line(["---"] * len(header))]
+    group = ""
+    for row in TABLE1:
+        found = [table.cells.get((row, domain, column.metric)) for domain, column in columns]
+        if not any(found):
+            continue
+        cells = [row.group if row.group != group else "", row.label]
+        group = row.group
+        for cell, (domain, column) in zip(found, columns, strict=True):
+            cells.append(_cell_text(cell) if cell else "not run")
+            if table.with_paper_numbers:
+                paper = paper_number(domain, column.metric, row.method, row.paradigm)
+                cells.append("" if paper is None else f"{paper:.1f}")
+            cells.append(f"{_points(cell.gain, signed=True)}" if cell and cell.gain else "")
+        lines.append(_line(cells))
+    return "\n".join([*lines, "", *(f"{note}\n" for note in table.notes)])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell_text(cell: Cell) -> str:
+    text = f"{_points(cell.value)} ({len(cell.seeds)} seed{'' if len(cell.seeds) == 1 else 's'})"
+    return {"best": f"**{text}**", "second": f"<u>{text}</u>"}.get(cell.mark, text)
+
+
+def _points(value: Interval, signed: bool = False) -> str:
+    return f"{100 * value.mean:{'+' if signed else ''}.1f} ± {100 * value.half_width:.1f}"

@@ -1,0 +1,78 @@
+"""The shipped pocket models: ordinary Hugging Face folders, up to date, able and uncoordinated."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from mapl_core.domains import get_domain
+from mapl_core.pocket import tldr
+from mapl_core.pocket.build import RECIPES, fingerprint
+from mapl_core.pocket.common import SHAPES, WEIGHTS, domain_tokenizer, model_config, model_path
+
+SHIPPED = ("1x", "2x")
+
+
+def loaded(size: str):
+    folder = model_path("tldr", size)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(("size", "fewest", "most"), [("1x", 1.0e6, 1.2e6), ("2x", 2.1e6, 2.4e6), ("4x", 4.3e6, 4.7e6)])
+def test_parameter_counts_of_the_sizes(size, fewest, most):
+    from transformers import Qwen3ForCausalLM
+
+    with torch.device("meta"):
+        model = Qwen3ForCausalLM(model_config(size, domain_tokenizer("tldr")))
+    assert fewest <= model.num_parameters() <= most
+    assert SHAPES[size].layers <= 5
+
+
+@pytest.mark.parametrize("size", SHIPPED)
+def test_tok11_a_shipped_model_loads_with_plain_transformers_and_agrees_with_its_tokenizer(size):
+    model, tokenizer = loaded(size)
+    assert model.config.architectures == ["Qwen3ForCausalLM"]
+    for settings in (model.config, model.generation_config):
+        assert (settings.eos_token_id, settings.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
+        assert settings.bos_token_id is tokenizer.bos_token_id is None
+    assert model.config.vocab_size == len(tokenizer)
+    record = json.loads((model_path("tldr", size) / "build.json").read_text())
+    assert record["parameters"] == model.num_parameters()
+
+
+@pytest.mark.parametrize("size", SHIPPED)
+def test_a_shipped_model_is_the_one_that_the_present_code_would_build(size):
+    """Whoever changes prompts, frames, mixture or recipe has to build the shipped models again."""
+    record = json.loads((WEIGHTS / f"tldr-{size}" / "build.json").read_text())
+    assert record["fingerprint"] == fingerprint("tldr", size, RECIPES[size])
+    assert AutoTokenizer.from_pretrained(WEIGHTS / f"tldr-{size}").get_vocab() == domain_tokenizer("tldr").get_vocab()
+
+
+def test_shipped_weights_are_bfloat16_and_small():
+    files = [file for folder in WEIGHTS.glob("tldr-*") for file in folder.rglob("*")]
+    assert sum(file.stat().st_size for file in files) < 8e6
+    for size in SHIPPED:
+        tensors = load_file(WEIGHTS / f"tldr-{size}" / "model.safetensors")
+        assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "structure"), [("1x", "dec"), ("1x", "cen"), ("2x", "cen")])
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 0.9)])
+def test_the_untrained_team_is_able_and_uncoordinated(size, structure, temperature, top_p):
+    from mapl_core.models import load_model
+    from mapl_core.pocket.measure import measure_team
+
+    tasks, base = tldr.make_tasks("eval", 64), load_model(f"pocket:tldr:{size}")
+    measured = measure_team(get_domain("tldr"), base, structure, tasks, temperature=temperature, top_p=top_p, seed=1)
+    assert 0.25 <= measured.mean <= 0.55
+    assert measured.spread > 0.2
+    assert measured.best_of_8 > 0.75
+    assert measured.copied >= 0.95
+    assert measured.ended >= 0.98
+    if structure == "cen":
+        assert measured.well_formed >= 0.95

@@ -1,0 +1,135 @@
+"""Stand-ins for the runner's tests: finished jobs written by hand, and a notebook that only pretends to train.
+
+`write_job` leaves what `run_mapl` leaves, with scores the test chooses. `write_notebook` makes a 05_tldr.ipynb that
+counts to a few iterations, keeps a checkpoint, and can be told by environment variables to pause or to fail.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+from mapl_core.results import EvaluationRow, MetricRow, write_evaluation, write_manifest, write_metrics
+
+PROFILE = """
+defaults: {source: pocket, train_tasks: 4, eval_tasks: 4, agent_models: ["pocket:tldr:1x"], central_model: "pocket:tldr:1x"}
+domains: {tldr: {}}
+"""
+
+PARAMETERS = """
+PROFILE = "pocket"  # name or path of the profile
+METHOD = "madpo"  # training method
+PARADIGM = "dec-dec"  # who acts on what
+SEED = 0  # of all random streams
+OUTPUT_DIR = "."  # where the results go
+"""
+
+TRAIN = """
+import hashlib, json, os, signal, sys, time
+from pathlib import Path
+from mapl_core.results import *
+
+folder = Path(OUTPUT_DIR)
+failure = json.loads(os.environ.get("STAND_IN_FAILURES", "{}")).get(folder.name)
+if failure == "raise":
+    raise RuntimeError("the toy broke")
+if failure == "memory":
+    raise MemoryError("no room")
+if failure == "exit":
+    sys.exit(0)
+if failure == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+checkpoint = folder / "checkpoint.json"
+state = json.loads(checkpoint.read_text()) if checkpoint.exists() else {"value": 0.25, "rows": [], "tasks": []}
+(folder / "starts.txt").open("a").write(f"{len(state['rows'])}\\n")
+for iteration in range(len(state["rows"]), 4):
+    digest = hashlib.sha256(f"{folder.name} {iteration} {state['value']!r}".encode()).digest()
+    state["value"] = (state["value"] + int.from_bytes(digest[:6], "big") / 2**48) / 2
+    scores = {f"task{number}": state["value"] * (0.9 + 0.1 * number) for number in range(3)}
+    mean = sum(scores.values()) / 3
+    state["rows"].append(["table1", "toy", "tldr", METHOD, PARADIGM, "current", "decay", SEED, iteration, 32 * iteration,
+                          "score", mean])
+    state["tasks"] += [[task, iteration, "score", value] for task, value in scores.items()]
+    write_atomically(checkpoint, json.dumps(state))
+    time.sleep(float(os.environ.get("STAND_IN_PAUSE", "0")))
+write_metrics(folder / "metrics.csv", [MetricRow(*row) for row in state["rows"]])
+write_evaluation(folder / "evaluation.csv", [EvaluationRow(*row) for row in state["tasks"]])
+parameters = json.loads(Path(os.environ["STAND_IN_PARAMETERS"]).read_text())[folder.name]
+write_manifest(folder / "manifest.json", files=["metrics.csv", "evaluation.csv"], parameters=parameters,
+               task_source="pocket", task_counts={"eval": 3},
+               notes={"threads": os.environ["OMP_NUM_THREADS"], "backend": os.environ["MPLBACKEND"]})
+"""
+
+AFTER = """
+if failure == "late":
+    raise ValueError("the plot broke")
+"""
+
+
+def write_notebook(folder: Path) -> Path:
+    """A job notebook of five cells: title, parameters, a comment, training, afterwards."""
+    book = nbformat.v4.new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
+    cell = nbformat.v4.new_code_cell
+    book.cells = [
+        nbformat.v4.new_markdown_cell("# stand-in"),
+        cell(PARAMETERS.strip(), metadata={"tags": ["parameters"]}),
+        cell("# casts, validates"),
+        cell(TRAIN.strip()),
+        cell(AFTER.strip()),
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    nbformat.write(book, folder / "05_tldr.ipynb")
+    return folder / "05_tldr.ipynb"
+
+
+def executed_copy(notebook: Path, folder: Path) -> None:
+    """The copy that papermill would have left of a notebook run to its end."""
+    book = nbformat.read(notebook, as_version=4)
+    for number, cell in enumerate(book.cells, 1):
+        cell.metadata["papermill"] = {"exception": False, "start_time": "2026-01-01T00:00:00", "status": "completed"}
+        if cell.cell_type == "code":
+            cell.execution_count = number
+    nbformat.write(book, folder / "notebook.ipynb")
+
+
+def write_job(
+    profile_folder: Path,
+    name: tuple[str, str, int],
+    scores: Sequence[Mapping[str, float]],
+    *,
+    parameters: Mapping[str, Any] | None = None,
+    source: str = "pocket",
+    domain: str = "tldr",
+    metric: str = "score",
+) -> Path:
+    """A finished job.
+
+    Args:
+        profile_folder: results/<profile>.
+        name: method, paradigm and seed.
+        scores: at each iteration, task id -> value.
+    """
+    method, paradigm, seed = name
+    folder = profile_folder / "jobs" / f"{domain}-{method}-{paradigm}-seed{seed}"
+    cell = ("table1", profile_folder.name, domain, method, paradigm, "current", "decay", seed)
+    means = [sum(tasks.values()) / len(tasks) for tasks in scores]
+    write_metrics(folder / "metrics.csv", [MetricRow(*cell, at, 100 * at, metric, mean) for at, mean in enumerate(means)])
+    rows = [EvaluationRow(task, at, metric, value) for at, tasks in enumerate(scores) for task, value in tasks.items()]
+    write_evaluation(folder / "evaluation.csv", rows)
+    write_manifest(
+        folder / "manifest.json",
+        files=["metrics.csv", "evaluation.csv"],
+        parameters=parameters or {},
+        task_source=source,
+        task_counts={"eval": len(scores[0])},
+    )
+    return folder
+
+
+def write_parameters(path: Path, parameters: Mapping[str, Mapping[str, Any]]) -> None:
+    """What the stand-in notebook writes into its manifests, by job."""
+    path.write_text(json.dumps(parameters))

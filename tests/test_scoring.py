@@ -1,0 +1,488 @@
+"""Log-probabilities of responses and scalars of texts: exact, whatever they are computed beside."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch.nn.functional import logsigmoid
+from torch.testing import assert_close
+
+from mapl_core import scoring
+from mapl_core.adapters import AdaptedModel
+from mapl_core.scoring import ScalarModel, accumulate_logprob_gradients, build_batch, pack_rows, response_logprobs
+from mapl_core.seeding import Stream
+from tests.toy_models import adapted_model, gradients, plain_logprob, randomize_adapter, relative_difference
+
+LONG, SHORT = (7, 8, 9, 10, 11, 12, 13), (14, 15)
+# Two prompts of unequal length, responses of 1 to 6 tokens, some closed with EOS (qwen3: 5, llama and gpt2: 2).
+ITEMS = [(LONG, (20, 21, 22, 5)), (SHORT, (23, 2)), (LONG, (30,)), (LONG, (31, 32, 33, 34, 35, 2)), (SHORT, (2,)),
+         (SHORT, (5, 5)), ((16,), (24, 25, 26))]
+FAMILIES = ("tiny_qwen3", "tiny_llama", "tiny_gpt2")
+
+
+@pytest.fixture(params=FAMILIES)
+def policy(request):
+    """(adapted base, adapter) of each architecture; GPT-2 has no adapter, since its projections are named otherwise."""
+    loaded = request.getfixturevalue(request.param)()
+    return (AdaptedModel(loaded), None) if request.param == "tiny_gpt2" else (adapted_model(loaded, "agent0"), "agent0")
+
+
+def _alone(adapted, adapter, items=ITEMS, **options):
+    with torch.no_grad(), adapted.using(adapter):
+        return torch.stack([plain_logprob(adapted.model, *item, **options) for item in items]).float()
+
+
+# --- exactness -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("left, right", [(0, 0), (5, 0), (0, 5), (3, 2)])
+def test_tok6_logprobs_equal_a_plain_pass_over_each_sequence_padded_left_right_or_not_at_all(policy, left, right):
+    adapted, adapter = policy
+    found = response_logprobs(adapted, adapter, ITEMS, max_tokens=512)
+    assert_close(found, _alone(adapted, adapter, left=left, right=right, pad_id=2), rtol=1e-5, atol=1e-5)
+
+
+def test_tok6_batch_mates_and_micro_batches_do_not_matter(policy):
+    """Alone, in small micro-batches, in one, in another order, with more responses behind the same prompt."""
+    adapted, adapter = policy
+    together = response_logprobs(adapted, adapter, ITEMS, max_tokens=4096)
+    for max_tokens in (1, 9, 14, 30):
+        assert_close(response_logprobs(adapted, adapter, ITEMS, max_tokens=max_tokens), together, rtol=1e-5, atol=1e-5)
+    order = torch.tensor([3, 0, 6, 5, 1, 4, 2])
+    reordered = response_logprobs(adapted, adapter, [ITEMS[i] for i in order], max_tokens=4096)
+    assert_close(reordered, together[order], rtol=1e-5, atol=1e-5)
+    mates = [(LONG, (40, 41, token, 2)) for token in range(12)] + [((9,) * 30, (10,) * 20)]
+    assert_close(response_logprobs(adapted, adapter, [*mates, *ITEMS], max_tokens=4096)[len(mates):], together,
+                 rtol=1e-5, atol=1e-5)
+
+
+def test_tok5_the_pad_id_does_not_matter(policy):
+    """Masks go by length: the tiny Llama and GPT-2 pad with their EOS, and any other pad gives the same bits."""
+    adapted, adapter = policy
+    found = response_logprobs(adapted, adapter, ITEMS, max_tokens=512)
+    for pad_token in ("</s>", "<unk>", "cat"):
+        adapted.tokenizer.pad_token = pad_token
+        assert torch.equal(response_logprobs(adapted, adapter, ITEMS, max_tokens=512), found)
+
+
+def test_tok5_eos_is_scored_once_and_pads_behind_it_never(tiny_llama):
+    """Pad is EOS here. log pi(answer EOS) = log pi(answer) + log pi(EOS | answer), beside a mate that makes it padded."""
+    adapted = adapted_model(tiny_llama(), "agent0")
+    assert adapted.tokenizer.pad_token_id == adapted.tokenizer.eos_token_id == 2
+    items = [(SHORT, (20, 21)), (SHORT, (20, 21, 2)), ((14, 15, 20, 21), (2,)), ((9,) * 12, (10,) * 12)]
+    answer, closed, eos, _ = response_logprobs(adapted, "agent0", items, max_tokens=4096)
+    assert_close(closed, answer + eos)
+    assert abs(float(eos)) > 0.1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("length", [1, 2])
+def test_tok8_probabilities_of_all_one_and_two_token_responses_sum_to_one(request, family, length):
+    """Every token is scored, the first and the last too, here under a vocabulary of 6."""
+    adapted = AdaptedModel(request.getfixturevalue(family)(vocab_size=6, pad_token_id=3))
+    responses = list(itertools.product(range(6), repeat=length))
+    for prompt in ((1, 4, 0), (5,)):
+        for mates in ([], [((2,) * 9, (1,) * 5)]):
+            logprobs = response_logprobs(adapted, None, [*((prompt, r) for r in responses), *mates], max_tokens=512)
+            assert_close(float(logprobs[: len(responses)].exp().sum()), 1.0, rtol=0, atol=1e-5)
+            assert float(logprobs.max()) < 0, "no response is certain, a one-token response neither"
+
+
+def test_tok10_a_constant_model_gives_minus_length_times_log_vocabulary(tiny_llama):
+    loaded = tiny_llama()
+    with torch.no_grad():
+        loaded.model.lm_head.weight.zero_()
+    found = response_logprobs(AdaptedModel(loaded), None, ITEMS, max_tokens=512)
+    lengths = torch.tensor([float(len(response)) for _, response in ITEMS])
+    assert_close(found, -lengths * math.log(43))
+    assert_close(found / lengths, torch.full((len(ITEMS),), -math.log(43)))
+
+
+def test_tok12_the_log_softmax_is_float32_whatever_the_weights_are(tiny_qwen3):
+    adapted = AdaptedModel(tiny_qwen3(dtype=torch.bfloat16))
+    seen = []
+    adapted.output_layer.register_forward_hook(lambda *call: seen.append(call[-1]))
+    found = response_logprobs(adapted, None, [(LONG, (20, 21, 22, 5))], max_tokens=512)
+    assert seen[0].dtype == torch.bfloat16 and found.dtype == torch.float32
+    exact = torch.log_softmax(seen[0].double(), dim=-1)[range(4), [20, 21, 22, 5]].sum()
+    assert_close(float(found), float(exact), rtol=1e-6, atol=0)
+    rounded = torch.log_softmax(seen[0], dim=-1)[range(4), [20, 21, 22, 5]].sum()
+    assert abs(float(rounded) - float(exact)) > 1e-4, "in bfloat16 the difference would show"
+
+
+def test_tok12_the_gradient_reaches_bfloat16_bases_with_float32_adapters(tiny_qwen3):
+    adapted = adapted_model(tiny_qwen3(dtype=torch.bfloat16), "agent0")
+    accumulate_logprob_gradients(adapted, "agent0", ITEMS, torch.ones(len(ITEMS)), max_tokens=512)
+    found = gradients(adapted, "agent0")
+    assert all(gradient.dtype == torch.float32 and bool(gradient.any()) for gradient in found)
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.5])
+def test_the_temperature_divides_the_logits(policy, temperature):
+    adapted, adapter = policy
+    found = response_logprobs(adapted, adapter, ITEMS, max_tokens=512, temperature=temperature)
+    assert_close(found, _alone(adapted, adapter, temperature=temperature), rtol=1e-5, atol=1e-5)
+    assert float((found - _alone(adapted, adapter)).abs().max()) > 0.1
+
+
+def test_tok3_exactly_the_response_ids_are_scored(tiny_qwen3):
+    """Each token's log-probability on its own: (prompt | a b c) = (prompt | a) + (prompt a | b) + (prompt a b | c)."""
+    adapted = adapted_model(tiny_qwen3(), "agent0")
+    response = (20, 21, 5)
+    steps = [(LONG + response[:i], response[i : i + 1]) for i in range(3)]
+    whole, *parts = response_logprobs(adapted, "agent0", [(LONG, response), *steps], max_tokens=512)
+    assert_close(whole, sum(parts))
+
+
+def test_an_empty_response_has_logprob_zero_and_an_empty_prompt_is_refused(policy):
+    adapted, adapter = policy
+    items = [(LONG, ()), (LONG, (20, 2)), ((9,), ())]
+    found = response_logprobs(adapted, adapter, items, max_tokens=512)
+    assert found[0] == 0 and found[2] == 0
+    assert_close(found[1:2], _alone(adapted, adapter, items[1:2]), rtol=1e-5, atol=1e-5)
+    assert torch.equal(response_logprobs(adapted, adapter, items[:1], max_tokens=512), torch.zeros(1))
+    assert response_logprobs(adapted, adapter, [], max_tokens=512).shape == (0,)
+    with pytest.raises(ValueError, match="prompt has no tokens"):
+        response_logprobs(adapted, adapter, [((), (20,))], max_tokens=512)
+
+
+def test_rl5_an_empty_response_has_no_gradient(tiny_qwen3):
+    adapted = adapted_model(tiny_qwen3(), "agent0")
+    for items in ([(LONG, ())], [(LONG, ()), (SHORT, (20, 5))]):
+        accumulate_logprob_gradients(adapted, "agent0", items, torch.ones(len(items)), max_tokens=512, kl_weight=0.1)
+        assert all(bool(torch.isfinite(gradient).all()) for gradient in gradients(adapted, "agent0"))
+
+
+def test_equal_items_are_computed_once_and_counted_as_often_as_they_occur(tiny_qwen3):
+    adapted = adapted_model(tiny_qwen3(), "agent0")
+    item, other = ITEMS[0], ITEMS[1]
+    assert torch.equal(response_logprobs(adapted, "agent0", [item, other, item, item], max_tokens=512)[[0, 2, 3]],
+                       response_logprobs(adapted, "agent0", [item, other], max_tokens=512)[[0, 0, 0]])
+    accumulate_logprob_gradients(adapted, "agent0", [item, other, item], torch.tensor([0.5, 1.0, -2.0]), max_tokens=512)
+    repeated = gradients(adapted, "agent0")
+    accumulate_logprob_gradients(adapted, "agent0", [item, other], torch.tensor([-1.5, 1.0]), max_tokens=512)
+    assert relative_difference(repeated, gradients(adapted, "agent0")) < 1e-6
+
+
+# --- gradients -------------------------------------------------------------------------------------------------------
+
+WEIGHTS = torch.tensor([0.3, -1.0, 0.7, 0.2, -0.4, 1.1, -0.6])
+
+
+def _plain_gradients(adapted, items=ITEMS, weights=WEIGHTS):
+    """Of sum(weights * logprob), by autograd through a plain forward pass of every sequence alone."""
+    with adapted.using("agent0"):
+        sum(w * plain_logprob(adapted.model, *item) for w, item in zip(weights, items, strict=True)).backward()
+    return gradients(adapted, "agent0")
+
+
+@pytest.mark.parametrize("family", ["tiny_qwen3", "tiny_llama"])
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-4), (torch.float64, 1e-6)])
+@pytest.mark.parametrize("max_tokens", [1, 30, 512])
+def test_sharing_a_prompt_changes_neither_values_nor_gradients(request, family, dtype, bound, max_tokens):
+    """Packed behind one prompt, or every response alone in a plain pass of its own; one micro-batch or many."""
+    adapted = adapted_model(request.getfixturevalue(family)(dtype=dtype), "agent0")
+    values = response_logprobs(adapted, "agent0", ITEMS, max_tokens=max_tokens)
+    assert_close(values, _alone(adapted, "agent0"), rtol=max(bound, 1e-6), atol=0)
+    accumulate_logprob_gradients(adapted, "agent0", ITEMS, WEIGHTS, max_tokens=max_tokens)
+    assert relative_difference(gradients(adapted, "agent0"), _plain_gradients(adapted)) < bound
+
+
+def test_bases_that_cannot_share_prompts_give_the_same(tiny_qwen3, monkeypatch):
+    adapted = adapted_model(tiny_qwen3(), "agent0")
+    shared = response_logprobs(adapted, "agent0", [*ITEMS, (LONG, ())], max_tokens=60)
+    monkeypatch.setattr(AdaptedModel, "shares_prompts", False)
+    masks = []
+    adapted.backbone.register_forward_pre_hook(
+        lambda _, args, kwargs: masks.append(kwargs["attention_mask"].ndim), with_kwargs=True)
+    assert_close(response_logprobs(adapted, "agent0", [*ITEMS, (LONG, ())], max_tokens=60), shared, rtol=1e-5, atol=1e-5)
+    accumulate_logprob_gradients(adapted, "agent0", ITEMS, WEIGHTS, max_tokens=60)
+    assert relative_difference(gradients(adapted, "agent0"), _plain_gradients(adapted)) < 1e-5
+    assert set(masks) == {2}, "the ordinary mask, which any attention takes"
+
+
+def test_a_window_shorter_than_the_text_is_respected(tiny_qwen3):
+    """Sliding-window attention takes no block mask: the plain batches must give what the model itself gives."""
+    window = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
+    adapted = adapted_model(tiny_qwen3(**window), "agent0")
+    found = response_logprobs(adapted, "agent0", ITEMS, max_tokens=60)
+    assert_close(found, _alone(adapted, "agent0"), rtol=1e-5, atol=1e-5)
+    full = response_logprobs(adapted_model(tiny_qwen3(), "agent0"), "agent0", ITEMS, max_tokens=60)
+    assert float((found - full).abs().max()) > 1e-3
+
+
+def test_dpo3_gradients_equal_finite_differences(tiny_qwen3):
+    """Along a random direction d of all adapter weights: (f(x + e d) - f(x - e d)) / 2e = <gradient, d>."""
+    adapted = adapted_model(tiny_qwen3(dtype=torch.float64), "agent0")
+    accumulate_logprob_gradients(adapted, "agent0", ITEMS, WEIGHTS, max_tokens=60)
+    found = gradients(adapted, "agent0")
+    generator = torch.Generator().manual_seed(1)
+    direction = [torch.randn(g.shape, generator=generator, dtype=g.dtype) for g in found]
+    step = 1e-4
+    values = []
+    for sign in (1, -2):  # from x to x + e d, then to x - e d
+        with torch.no_grad():
+            for weight, d in zip(adapted.parameters("agent0"), direction, strict=True):
+                weight.add_(sign * step * d)
+        with torch.no_grad(), adapted.using("agent0"):
+            values.append(sum(w * plain_logprob(adapted.model, *item) for w, item in zip(WEIGHTS, ITEMS, strict=True)))
+    slope = float(values[0] - values[1]) / (2 * step)
+    along = float(sum((g * d).sum() for g, d in zip(found, direction, strict=True)))
+    assert_close(along, slope, rtol=1e-4, atol=0)
+
+
+def test_tok13_pads_change_neither_values_nor_gradients(tiny_qwen3):
+    """A short response beside one that pads its row by 30 columns, against the two in passes of their own."""
+    adapted = adapted_model(tiny_qwen3(), "agent0")
+    short, long = (SHORT, (20, 5)), ((9,) * 20, (10,) * 14)
+    for item, weight in ((short, 1.0), (long, 0.5)):
+        accumulate_logprob_gradients(adapted, "agent0", [item], torch.tensor([weight]), max_tokens=512)
+    apart = gradients(adapted, "agent0")
+    accumulate_logprob_gradients(adapted, "agent0", [short, long], torch.tensor([1.0, 0.5]), max_tokens=512)
+    assert relative_difference(gradients(adapted, "agent0"), apart) < 1e-5
+    alone = response_logprobs(adapted, "agent0", [short], max_tokens=512)
+    assert_close(response_logprobs(adapted, "agent0", [short, long], max_tokens=512)[:1], alone, rtol=1e-6, atol=1e-6)
+
+
+def test_memory_is_bounded_by_the_micro_batch(tiny_qwen3):
+    """No forward pass holds more padded tokens than allowed, and none more rows; a longer response goes alone."""
+    adapted = adapted_model(tiny_qwen3(), "agent0")
+    shapes = []
+    adapted.backbone.register_forward_pre_hook(
+        lambda _, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True)
+    items = [(LONG, (20 + i % 7,) * (1 + i % 5) + (i % 40,)) for i in range(60)]
+    accumulate_logprob_gradients(adapted, "agent0", items, torch.ones(60), max_tokens=40)
+    assert len(shapes) > 5 and max(rows * width for rows, width in shapes) <= 40
+    shapes.clear()
+    response_logprobs(adapted, "agent0", [(LONG, (20,) * 50)], max_tokens=40)
+    assert shapes == [(1, 57)]
+
+
+def test_sharing_computes_a_prompt_once(tiny_qwen3):
+    """Twenty answers of 2 tokens behind a prompt of 7: 47 tokens, not 180."""
+    rows = pack_rows([(LONG, (token, 5)) for token in range(20)], max_tokens=512, share_prompts=True)
+    assert [[row.length for row in batch] for batch in rows] == [[7 + 20 * 2]]
+    alone = pack_rows([(LONG, (token, 5)) for token in range(20)], max_tokens=512, share_prompts=False)
+    assert sum(row.length for batch in alone for row in batch) == 180
+    assert all(len(row.responses) == 1 for batch in alone for row in batch)
+
+
+def test_packing_loses_and_repeats_no_response():
+    items = [((p,) * (1 + p % 3), (r,) * (1 + r % 4)) for p in range(5) for r in range(9)]
+    for max_tokens in (1, 7, 20, 100):
+        for share in (True, False):
+            rows = [row for batch in pack_rows(items, max_tokens=max_tokens, share_prompts=share) for row in batch]
+            placed = {m: (row.prompt, response) for row in rows for m, response in zip(row.members, row.responses, strict=True)}
+            assert [placed[index] for index in range(len(items))] == items
+            assert sum(len(row.members) for row in rows) == len(items)
+
+
+def test_the_block_mask_shows_a_response_its_prompt_and_itself_alone():
+    """By hand: prompt (1 2), responses (3) and (4 5), in a row padded by one."""
+    rows = [r for batch in pack_rows([((1, 2), (3,)), ((1, 2), (4, 5)), ((6,), (7,) * 5)], max_tokens=99, share_prompts=True)
+            for r in batch]
+    batch = build_batch(rows, pad_id=0, dtype=torch.float32, device=torch.device("cpu"))
+    row = next(i for i, r in enumerate(rows) if len(r.responses) == 2)
+    assert batch.input_ids[row].tolist() == [1, 2, 3, 4, 5, 0]
+    assert batch.position_ids[row].tolist() == [0, 1, 2, 2, 3, 0]
+    assert (batch.attention_mask[row, 0] == 0).int().tolist() == [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0],
+        [1, 1, 0, 1, 0, 0],
+        [1, 1, 0, 1, 1, 0],
+        [0, 0, 0, 0, 0, 1],
+    ]
+    width = 6
+    own = [(int(p) - row * width, int(t)) for p, t in zip(batch.predictors, batch.targets, strict=True)
+           if row * width <= p < (row + 1) * width]
+    assert own == [(1, 3), (1, 4), (3, 5)]
+
+
+def test_a_zero_weight_costs_no_forward_pass(tiny_qwen3):
+    adapted = adapted_model(tiny_qwen3(), "agent0")
+    calls = []
+    adapted.backbone.register_forward_pre_hook(lambda *_: calls.append(1))
+    accumulate_logprob_gradients(adapted, "agent0", ITEMS, torch.zeros(len(ITEMS)), max_tokens=512)
+    assert calls == [] and all(weight.grad is None for weight in adapted.parameters("agent0"))
+
+
+# --- KL to the reference ---------------------------------------------------------------------------------------------
+
+
+def test_the_kl_equals_enumeration_over_the_vocabulary(tiny_qwen3):
+    """At every response position sum_v p(v) (log p(v) - log q(v)), p by plain passes; repeated items count twice."""
+    adapted = adapted_model(tiny_qwen3(), "agent0")
+    items = [*ITEMS, ITEMS[0]]
+    expected = 0.0
+    for prompt, response in items:
+        ids = torch.tensor([[*prompt, *response]])
+        with torch.no_grad():
+            with adapted.using("agent0"):
+                policy = adapted.model(input_ids=ids).logits[0].double().log_softmax(-1)
+            with adapted.using(None):
+                reference = adapted.model(input_ids=ids).logits[0].double().log_softmax(-1)
+        for position in range(len(prompt) - 1, len(prompt) + len(response) - 1):
+            expected += sum(float(policy[position, v].exp() * (policy[position, v] - reference[position, v])) for v in range(43))
+    for max_tokens in (1, 512):
+        found = accumulate_logprob_gradients(adapted, "agent0", items, torch.zeros(len(items)), max_tokens=max_tokens,
+                                             kl_weight=1.0)
+        assert_close(found, expected, rtol=1e-5, atol=0)
+
+
+def test_the_kl_of_equal_policies_is_zero_with_zero_gradient(tiny_qwen3):
+    adapted = AdaptedModel(tiny_qwen3(), rank=4)
+    adapted.add_adapter("agent0", Stream(0, "init"))
+    assert accumulate_logprob_gradients(adapted, "agent0", ITEMS, torch.zeros(len(ITEMS)), max_tokens=512, kl_weight=1.0) == 0
+    assert all(float(gradient.abs().max()) < 1e-6 for gradient in gradients(adapted, "agent0"))
+
+
+def test_the_kl_gradient_equals_finite_differences_and_adds_to_that_of_the_loss(tiny_qwen3):
+    adapted = adapted_model(tiny_qwen3(dtype=torch.float64), "agent0")
+
+    def kl() -> float:
+        found = accumulate_logprob_gradients(adapted, "agent0", ITEMS, torch.zeros(len(ITEMS)), max_tokens=60, kl_weight=1.0)
+        gradients(adapted, "agent0")
+        return found
+
+    accumulate_logprob_gradients(adapted, "agent0", ITEMS, torch.zeros(len(ITEMS)), max_tokens=60, kl_weight=0.5)
+    of_kl = gradients(adapted, "agent0")
+    generator = torch.Generator().manual_seed(2)
+    direction = [torch.randn(g.shape, generator=generator, dtype=g.dtype) for g in of_kl]
+    step, values = 1e-3, []
+    for sign in (1, -2, 1):
+        with torch.no_grad():
+            for weight, d in zip(adapted.parameters("agent0"), direction, strict=True):
+                weight.add_(sign * step * d)
+        values.append(kl())
+    along = float(sum((g * d).sum() for g, d in zip(of_kl, direction, strict=True)))
+    assert_close(along, 0.5 * (values[0] - values[1]) / (2 * step), rtol=2e-3, atol=0)
+
+    accumulate_logprob_gradients(adapted, "agent0", ITEMS, WEIGHTS, max_tokens=60)
+    of_loss = gradients(adapted, "agent0")
+    accumulate_logprob_gradients(adapted, "agent0", ITEMS, WEIGHTS, max_tokens=60, kl_weight=0.5)
+    both = gradients(adapted, "agent0")
+    assert relative_difference(both, [a + b for a, b in zip(of_kl, of_loss, strict=True)]) < 1e-6
+
+
+# --- scalars ---------------------------------------------------------------------------------------------------------
+
+
+def _scalar(loaded, *, max_tokens=512, agents=("agent0",)) -> ScalarModel:
+    scalar = ScalarModel(adapted_model(loaded, *agents), "value", Stream(0, "value"), max_tokens=max_tokens)
+    randomize_adapter(scalar.adapted, "value", seed=7)
+    return scalar
+
+
+def _plain_scalar(scalar: ScalarModel, prefix, rest, *, left=0, right=0) -> torch.Tensor:
+    ids = torch.tensor([[2] * left + [*prefix, *rest] + [2] * right])
+    mask = torch.tensor([[0] * left + [1] * (len(prefix) + len(rest)) + [0] * right])
+    with scalar.adapted.using("value"):
+        hidden = scalar.adapted.loaded.model.model(input_ids=ids, attention_mask=mask,
+                                                   position_ids=(mask.cumsum(1) - 1).clamp_min(0)).last_hidden_state
+    return scalar.head(hidden[0, left + len(prefix) + len(rest) - 1].float())[0]
+
+
+TEXTS = [*ITEMS, (LONG, ()), ((9,) * 20, (10, 11, 2))]
+
+
+@pytest.mark.parametrize("family", ["tiny_qwen3", "tiny_llama"])
+def test_rm2_a_score_depends_neither_on_padding_side_nor_on_batch_mates(request, family):
+    """Texts that end in EOS too, where pad is EOS (Llama): the scalar is read at the last real token, by length."""
+    scalar = _scalar(request.getfixturevalue(family)())
+    found = scalar.values(TEXTS)
+    for left, right in ((0, 0), (4, 0), (0, 4)):
+        plain = torch.stack([_plain_scalar(scalar, *text, left=left, right=right) for text in TEXTS])
+        assert_close(found, plain.detach(), rtol=1e-5, atol=1e-5)
+    for text, value in zip(TEXTS, found, strict=True):
+        assert_close(scalar.values([text])[0], value, rtol=1e-5, atol=1e-5)
+    scalar.max_tokens = 12
+    assert_close(scalar.values(TEXTS), found, rtol=1e-5, atol=1e-5)
+
+
+def test_tok7_a_closing_eos_moves_the_score(tiny_llama):
+    """Pooling that skips pads by id would read the token before EOS and give both texts one score."""
+    scalar = _scalar(tiny_llama())
+    without, closed = scalar.values([(LONG, (20, 21)), (LONG, (20, 21, 2))])
+    assert abs(float(without - closed)) > 1e-3
+
+
+def test_the_head_reads_through_its_own_adapter_and_not_an_agents(tiny_qwen3):
+    scalar = _scalar(tiny_qwen3())
+    before = scalar.values(TEXTS)
+    randomize_adapter(scalar.adapted, "agent0", seed=50)
+    assert torch.equal(scalar.values(TEXTS), before)
+    randomize_adapter(scalar.adapted, "value", seed=51)
+    assert not torch.allclose(scalar.values(TEXTS), before)
+
+
+def _pair_loss(values: torch.Tensor) -> torch.Tensor:
+    """Not a sum over texts, so that each one's derivative depends on the others; every second text is a loser."""
+    return -logsigmoid(values[0::2][:4] - values[1::2]).mean() + 0.1 * values.pow(2).sum()
+
+
+def test_one_pass_two_passes_and_plain_autograd_give_the_same_gradient(tiny_qwen3):
+    texts = [*TEXTS, TEXTS[0]][:8]
+    texts[7] = texts[0]  # a repeated text takes part as often as it occurs
+    found = {}
+    for max_tokens in (512, 12):
+        scalar = _scalar(tiny_qwen3(), max_tokens=max_tokens)
+        calls = []
+        scalar.backward(texts, lambda values, calls=calls: calls.append(1) or _pair_loss(values))
+        assert len(calls) == 1, "a loss that keeps a record is called once"
+        found[max_tokens] = gradients(scalar.adapted, "value") + [p.grad.clone() for p in scalar.head.parameters()]
+    plain = _scalar(tiny_qwen3())
+    _pair_loss(torch.stack([_plain_scalar(plain, *text) for text in texts])).backward()
+    expected = gradients(plain.adapted, "value") + [p.grad.clone() for p in plain.head.parameters()]
+    assert relative_difference(found[512], expected) < 1e-5
+    assert relative_difference(found[12], expected) < 1e-5
+    assert all(bool(gradient.any()) for gradient in expected)
+
+
+def test_dpo7_training_a_scalar_gives_the_agents_and_the_base_no_gradient(tiny_qwen3):
+    scalar = _scalar(tiny_qwen3())
+    scalar.backward(TEXTS[:8], _pair_loss)
+    trained = {id(p) for p in scalar.parameters()}
+    assert all((p.grad is not None) == (id(p) in trained) for p in
+               [*scalar.adapted.loaded.model.parameters(), *scalar.head.parameters()])
+
+
+def test_rm6_a_new_scalar_model_is_fresh(tiny_qwen3):
+    """After training and closing, a second one of the same stream has the first one's initial weights exactly."""
+    adapted = adapted_model(tiny_qwen3(), "agent0")
+    first = ScalarModel(adapted, "value", Stream(0, "value"), max_tokens=512)
+    initial = [p.detach().clone() for p in first.parameters()]
+    assert all(not lora_b.any() for lora_b in adapted.parameters("value")[1::2])
+    assert not first.head.bias.any() and float(first.head.weight.detach().abs().min()) > 0
+    optimizer = torch.optim.SGD(first.parameters(), lr=0.1)
+    first.backward(TEXTS[:8], _pair_loss)
+    optimizer.step()
+    assert any(not torch.equal(a, b) for a, b in zip(first.parameters(), initial, strict=True))
+    first.close()
+    assert "value" not in adapted.trainable
+    second = ScalarModel(adapted, "value", Stream(0, "value"), max_tokens=512)
+    assert all(map(torch.equal, second.parameters(), initial))
+    second.close()
+    third = ScalarModel(adapted, "value", Stream(0, "value", iteration=1), max_tokens=512)
+    assert not torch.equal(third.head.weight, initial[-2]), "another iteration, another start"
+
+
+def test_a_scalar_models_state_comes_back(tiny_qwen3):
+    scalar = _scalar(tiny_qwen3())
+    values, state = scalar.values(TEXTS), scalar.state()
+    randomize_adapter(scalar.adapted, "value", seed=70)
+    with torch.no_grad():
+        scalar.head.weight.mul_(-3)
+    assert not torch.allclose(scalar.values(TEXTS), values)
+    scalar.load_state(state)
+    assert torch.equal(scalar.values(TEXTS), values)
+
+
+def test_scoring_passes_build_no_graph(tiny_qwen3):
+    scalar = _scalar(tiny_qwen3())
+    assert not scalar.values(TEXTS).requires_grad
+    for adapter in ("agent0", None):
+        assert not scoring.response_logprobs(scalar.adapted, adapter, ITEMS, max_tokens=512).requires_grad

@@ -1,0 +1,199 @@
+"""Claims about Table 1, on finished jobs written by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+from stand_in import write_job
+
+from mapl_core.grid import METHOD_NAMES
+from mapl_core.results import ResultError, read_metrics, write_metrics
+from mapl_core.runs import TableRow, load_rows
+from mapl_core.tables import (
+    COLUMNS,
+    TABLE1,
+    UNTRAINED,
+    as_csv,
+    as_markdown,
+    paper_number,
+    paper_numbers,
+    table1,
+    write_table,
+)
+
+MADPO = TableRow("MAPL", "madpo", "dec-dec")
+MARLHF = TableRow("MAPL", "marlhf", "dec-dec")
+
+
+def tasks(*values: float) -> dict[str, float]:
+    return {f"task{number}": value for number, value in enumerate(values)}
+
+
+@pytest.fixture
+def pocket(tmp_path: Path) -> Path:
+    """Three seeds: untrained about 0.4, MADPO 0.8, MARLHF 0.6; the last iteration counts."""
+    folder = tmp_path / "pocket"
+    for seed, shift in enumerate((-0.01, 0.0, 0.01)):
+        write_job(folder, ("untrained", "dec-dec", seed), [tasks(0.3 + shift, 0.5 + shift)])
+        write_job(folder, ("madpo", "dec-dec", seed), [tasks(0.1, 0.1), tasks(0.7 + shift, 0.9 + shift)])
+        write_job(folder, ("marlhf", "dec-dec", seed), [tasks(0.9, 0.9), tasks(0.5 - shift, 0.7 - shift)])
+    return folder
+
+
+def test_a_cell_is_the_mean_over_seeds_of_the_last_iteration(pocket: Path):
+    """Seed means 0.79, 0.80, 0.81: s = 0.01, half-width 4.302653 * 0.01 / sqrt(3) = 0.024841."""
+    cell = table1(pocket, "pocket").cells[MADPO, "tldr", "score"]
+    assert cell.value.mean == pytest.approx(0.80) and cell.seeds == (0, 1, 2)
+    assert cell.value.half_width == pytest.approx(0.024841, abs=1e-6)
+    assert "| **80.0 ± 2.5 (3 seeds)** |" in as_markdown(table1(pocket, "pocket"))
+
+
+def test_the_gain_over_the_untrained_team_is_paired(pocket: Path):
+    """MADPO shifts with the untrained team (gain 0.4 in each seed), MARLHF against it (0.22, 0.20, 0.18)."""
+    cells = table1(pocket, "pocket").cells
+    madpo, marlhf = cells[MADPO, "tldr", "score"].gain, cells[MARLHF, "tldr", "score"].gain
+    assert madpo.mean == pytest.approx(0.4) and madpo.half_width == pytest.approx(0, abs=1e-9)
+    assert marlhf.half_width == pytest.approx(0.049683, abs=1e-6)
+    assert cells[UNTRAINED, "tldr", "score"].gain is None
+    assert "| +20.0 ± 5.0 |" in as_markdown(table1(pocket, "pocket"))
+
+
+def test_best_and_second_are_marked_where_the_intervals_support_it(pocket: Path):
+    marks = {row.method: cell.mark for (row, _, _), cell in table1(pocket, "pocket").cells.items()}
+    assert marks == {"untrained": "", "marlhf": "second", "madpo": "best"}
+    assert "<u>60.0 ± 2.5 (3 seeds)</u>" in as_markdown(table1(pocket, "pocket"))
+
+
+def test_a_best_that_one_seed_disputes_is_not_marked(pocket: Path):
+    write_job(pocket, ("marlhf", "dec-dec", 1), [tasks(0.95, 0.95)])  # MARLHF means 0.61, 0.95, 0.59: below MADPO's 0.8
+    table = table1(pocket, "pocket")
+    assert {cell.mark for cell in table.cells.values()} == {""}
+    assert "**" not in as_markdown(table)
+
+
+def test_one_seed_is_labelled_over_tasks(tmp_path: Path):
+    write_job(tmp_path / "pocket", ("untrained", "dec-dec", 0), [tasks(0.2, 0.4)])
+    write_job(tmp_path / "pocket", ("madpo", "dec-dec", 0), [tasks(0.2, 0.4), tasks(0.4, 0.6)])
+    text = as_markdown(table1(tmp_path / "pocket", "pocket"))
+    assert "over tasks, one training run" in text and "t interval" not in text
+    assert "(1 seed)" in text and "| +20.0 ± 0.0 |" in text
+
+
+def test_nb7_the_table_says_profile_source_tasks_and_seeds(pocket: Path):
+    text = as_markdown(table1(pocket, "pocket"))
+    assert text.startswith("# Table 1: main results - pocket profile\n\ntldr: pocket tasks, 2 for evaluation, 3 seeds.")
+    assert "not comparable with the paper's" in text
+
+
+def test_nb7_paper_numbers_stand_only_beside_the_paper_profile(pocket: Path, tmp_path: Path):
+    assert "86.3" not in as_markdown(table1(pocket, "pocket")) and "paper_percent" not in as_csv(table1(pocket, "pocket"))
+    write_job(tmp_path / "paper", ("marlhf", "dec-dec", 0), [tasks(0.5)], source="paper")
+    write_job(tmp_path / "paper", ("magrpo", "dec-dec", 0), [tasks(0.5)], source="paper")
+    table = table1(tmp_path / "paper", "paper")
+    (line,) = [line for line in as_markdown(table).splitlines() if "MARLHF, Dec-Dec |" in line]
+    assert [cell.strip() for cell in line.split("|")][3:5] == ["50.0 ± 0.0 (1 seed)", "86.3"]
+    rows = {row["method"]: row["paper_percent"] for row in csv.DictReader(io.StringIO(as_csv(table)))}
+    assert rows == {"marlhf": "86.3", "magrpo": ""}  # the text gives no number for MAGRPO, so none is shown
+
+
+def test_the_csv_holds_every_number_exactly(pocket: Path):
+    table = table1(pocket, "pocket")
+    rows = {row["row"]: row for row in csv.DictReader(io.StringIO(as_csv(table)))}
+    madpo = rows["MADPO, Dec-Dec"]
+    assert float(madpo["mean"]) == table.cells[MADPO, "tldr", "score"].value.mean
+    assert (madpo["n_seeds"], madpo["interval"], madpo["seeds"], madpo["mark"]) == ("3", "over seeds", "0 1 2", "best")
+    assert float(madpo["gain"]) == pytest.approx(0.4)
+
+
+def test_rows_that_were_not_run_are_named(pocket: Path):
+    text = as_markdown(table1(pocket, "pocket"))
+    assert "Not run: MAGRPO; MARLHF, Cen-Cen; MARLHF, Dec-Cen; MADPO, Cen-Cen; MADPO, Dec-Cen." in text
+
+
+def test_unfinished_jobs_and_jobs_of_other_tables_do_not_enter(pocket: Path):
+    (pocket / "jobs" / "tldr-magrpo-dec-dec-seed0").mkdir()
+    other = write_job(pocket, ("madpo", "dec-dec", 7), [tasks(0.0, 0.0)])
+    other.rename(other.with_name("tldr-madpo-dec-dec-seed7-online"))
+    rows = load_rows(pocket, "tldr", TABLE1)
+    assert {row.method: sorted(runs) for row, runs in rows.items()} == dict.fromkeys(
+        ("untrained", "madpo", "marlhf"), [0, 1, 2]
+    )
+
+
+def test_jobs_made_with_other_settings_are_left_out_and_named(pocket: Path):
+    table = table1(pocket, "pocket", leave_out=["tldr-madpo-dec-dec-seed2"])
+    assert table.cells[MADPO, "tldr", "score"].seeds == (0, 1)
+    assert "Left out, because made with other settings: tldr-madpo-dec-dec-seed2." in as_markdown(table)
+
+
+def test_save2_a_damaged_job_is_named_not_averaged(pocket: Path):
+    file = pocket / "jobs" / "tldr-madpo-dec-dec-seed1" / "evaluation.csv"
+    file.write_text(file.read_text()[:-5])
+    with pytest.raises(ResultError, match=r"seed1.evaluation\.csv, line 5: cut short"):
+        table1(pocket, "pocket")
+
+
+def test_the_two_files_of_a_job_must_agree(pocket: Path):
+    path = pocket / "jobs" / "tldr-madpo-dec-dec-seed1" / "metrics.csv"
+    rows = read_metrics(path)
+    write_metrics(path, [rows[0], rows[1].__class__(*list(vars(rows[1]).values())[:-1], 0.99)])
+    with pytest.raises(ResultError, match="score at iteration 1 is not the mean over its tasks"):
+        table1(pocket, "pocket")
+
+
+def test_no_finished_job_is_an_error_with_the_remedy(tmp_path: Path):
+    with pytest.raises(ResultError, match=r"no finished job of table1 in .*run \./reproduce\.sh"):
+        table1(tmp_path, "pocket")
+
+
+def test_equal_jobs_give_byte_equal_tables(pocket: Path, tmp_path: Path):
+    first = [path.read_bytes() for path in write_table(table1(pocket, "pocket"), tmp_path / "a", "table1")]
+    second = [path.read_bytes() for path in write_table(table1(pocket, "pocket"), tmp_path / "b", "table1")]
+    assert first == second
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["table1.csv", "table1.md"]
+
+
+# -- the paper's numbers -----------------------------------------------------------------------------------------------
+
+
+def test_the_paper_numbers_are_those_of_its_text():
+    """Read off section 5.2 and 5.3 by hand."""
+    pivots = {
+        ("tldr", "score"): (86.3, 92.9),
+        ("coophe", "pass"): (61.0, 58.8),
+        ("bfcl", "correct"): (22.7, 15.6),
+        ("travel", "pass"): (70.5, 41.5),
+    }
+    for (domain, metric), (marlhf, madpo) in pivots.items():
+        assert paper_number(domain, metric, "marlhf", "dec-dec") == marlhf
+        assert paper_number(domain, metric, "madpo", "dec-dec") == madpo
+    assert paper_number("coophe", "pass", "mapl", "best") == 65.8
+    assert paper_number("travel", "pass", "mapl", "best") == 76.4
+    assert paper_number("coophe", "call", "magrpo", "dec-dec") == 37.9
+    assert paper_number("travel", "success", "marlhf", "dec-dec") == 13.1
+    assert paper_number("bfcl", "correct", "madpo", "dec-dec", "buffer online") == 15.3
+    assert paper_number("tldr", "score", "marlhf", "dec-dec", "comparator 4x") == 66.5
+    assert paper_number("travel", "pass", "madpo", "dec-dec", "comparator DeepSeek-V4-Pro") == 47.4
+
+
+def test_a_cell_that_the_text_does_not_give_stays_empty():
+    assert paper_number("tldr", "score", "magrpo", "dec-dec") is None
+    assert paper_number("tldr", "score", "madpo", "cen-cen") is None
+    # "at least 59.6" is a bound on a difference, never a cell
+    assert paper_number("tldr", "score", "marlhf", "dec-dec", "MAGRPO minus either actor-critic form") is None
+
+
+def test_every_paper_number_names_its_section_and_there_are_no_others():
+    rows = paper_numbers()
+    assert len(rows) == 32
+    assert all(row["section"].startswith(("5.2", "5.3")) and row["unit"] in ("percent", "points") for row in rows)
+    assert sum(row["relation"] == ">=" for row in rows) == 4
+
+
+def test_every_row_of_table1_has_a_name_and_every_domain_columns():
+    assert {row.method for row in TABLE1} == set(METHOD_NAMES)
+    assert len(TABLE1) == len({(row.method, row.paradigm) for row in TABLE1}) == 8
+    assert all(COLUMNS.values())

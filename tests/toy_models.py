@@ -1,0 +1,65 @@
+"""Helpers around the random models of tests/conftest.py: adapters that matter, and log-probabilities the plain way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from mapl_core.adapters import AdaptedModel
+from mapl_core.buffers import Response, Trajectory
+from mapl_core.models import LoadedModel
+from mapl_core.seeding import Stream
+
+
+def adapted_model(loaded: LoadedModel, *names: str, seed: int = 0, **options) -> AdaptedModel:
+    """A base with adapters of these names, each with weights of its own, so that every one of them changes the base."""
+    adapted = AdaptedModel(loaded, **{"rank": 4, "alpha": 8, **options})
+    for index, name in enumerate(names):
+        adapted.add_adapter(name, Stream(seed, "init", index))
+        randomize_adapter(adapted, name, seed=100 * seed + index)
+    return adapted
+
+
+def randomize_adapter(adapted: AdaptedModel, name: str, *, seed: int, scale: float = 0.3) -> None:
+    """Fill lora_B, which starts at zero (a fresh adapter is the base), and lora_A with random numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in adapted.parameters(name):
+            weight.copy_(scale * torch.randn(weight.shape, generator=generator))
+
+
+def plain_logprob(model: nn.Module, prompt: Sequence[int], response: Sequence[int], *, left: int = 0, right: int = 0,
+                  pad_id: int = 0, temperature: float = 1.0) -> Tensor:
+    """log pi(response given prompt) of one sequence by a plain forward pass, with so many pads on either side."""
+    ids = torch.tensor([[pad_id] * left + [*prompt, *response] + [pad_id] * right])
+    mask = torch.tensor([[0] * left + [1] * (len(prompt) + len(response)) + [0] * right])
+    positions = (mask.cumsum(1) - 1).clamp_min(0)
+    logits = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).logits[0]
+    start = left + len(prompt)
+    log_probs = torch.log_softmax(logits.double() / temperature, dim=-1)
+    return sum(log_probs[start + offset - 1, token] for offset, token in enumerate(response))
+
+
+def trajectory(actions: Sequence[Sequence[tuple[Sequence[int], Sequence[int]]]], *, task_id: str = "task",
+               reward: float = 0.0, responses: Sequence[Sequence[str]] | None = None) -> Trajectory:
+    """A trajectory from [turn][policy] (prompt ids, response ids); the same reward at every turn."""
+    acted = tuple(tuple(Response(tuple(prompt), tuple(ids), " ".join(map(str, ids)), False) for prompt, ids in turn)
+                  for turn in actions)
+    texts = responses or [[action.text for action in turn] for turn in acted]
+    return Trajectory(task_id, acted, tuple(map(tuple, texts)), (reward,) * len(acted), ({"reward": reward},) * len(acted))
+
+
+def gradients(adapted: AdaptedModel, name: str) -> list[Tensor]:
+    """Copies of an adapter's gradients, zeros where there is none; the gradients are then cleared."""
+    copies = [torch.zeros_like(weight) if weight.grad is None else weight.grad.clone() for weight in adapted.parameters(name)]
+    for weight in adapted.parameters(name):
+        weight.grad = None
+    return copies
+
+
+def relative_difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Norm of the difference over the norm of the expected, of lists of tensors taken as one vector."""
+    flat = [torch.cat([tensor.double().flatten() for tensor in tensors]) for tensors in (found, expected)]
+    return float((flat[0] - flat[1]).norm() / flat[1].norm())
