@@ -43,6 +43,7 @@ class AdaptedModel:
         self.loaded = loaded
         self.tokenizer = loaded.tokenizer
         self.rank, self.alpha = rank, alpha
+        self.gradient_checkpointing = gradient_checkpointing
         self.trainable: list[str] = []
         self._peft: PeftModel | None = None
         _remove_dropout(loaded.model)

@@ -127,37 +127,25 @@ def _draw(
     canvas = Canvas(figsize=(7.2, 4.2), layout="constrained")
     FigureCanvasAgg(canvas)
     axes = canvas.add_subplot()
-    labels = []
+    labels: list[tuple[float, str, str, float | None]] = []  # height, text, colour, where the line ends
     if untrained:
         axes.axhspan(100 * untrained.low, 100 * untrained.high, color=COLOURS["untrained"], alpha=0.12, linewidth=0)
         axes.axhline(100 * untrained.mean, color=COLOURS["untrained"], linewidth=1.2)
-        labels.append((100 * untrained.mean, UNTRAINED.label, COLOURS["untrained"]))
+        labels.append((100 * untrained.mean, UNTRAINED.label, COLOURS["untrained"], None))
     for curve in curves:
         colour, mean = COLOURS[curve.row.method], [100 * point.mean for point in curve.points]
         low, high = ([100 * getattr(point, bound) for point in curve.points] for bound in ("low", "high"))
         axes.fill_between(curve.env_steps, low, high, color=colour, alpha=0.1, linewidth=0)
         style = LINE_STYLES[curve.row.paradigm]
         axes.plot(curve.env_steps, mean, style, color=colour, linewidth=1.8, marker="o", markersize=3)
-        labels.append((mean[-1], curve.row.label, colour))
+        labels.append((mean[-1], curve.row.label, colour, curve.env_steps[-1]))
+    axes.margins(x=0.03)
     axes.set_xlabel("environment steps (joint responses trained on)")
     axes.set_ylabel(label)
     axes.set_title(title, fontsize=9, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.25)
-    bottom, top = axes.get_ylim()
-    for (value, text, colour), height in zip(sorted(labels), _spread(sorted(labels), bottom, top), strict=True):
-        axes.annotate(
-            text,
-            xy=(1.0, value),
-            xycoords=("axes fraction", "data"),
-            xytext=(1.04, (height - bottom) / (top - bottom)),
-            textcoords="axes fraction",
-            color=colour,
-            fontsize=8,
-            va="center",
-            annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0},
-        )
+    _label_lines(axes, sorted(labels, key=lambda entry: entry[0]))
     paths = (path.with_name(f"{path.name}.png"), path.with_name(f"{path.name}.svg"))
     # A fixed salt and no date: equal data give equal files.
     with matplotlib.rc_context({"svg.hashsalt": "mapl", "svg.fonttype": "none"}):
@@ -168,14 +156,38 @@ def _draw(
     return paths
 
 
-def _spread(labels: list[tuple[float, str, str]], bottom: float, top: float) -> list[float]:
-    """Heights for the line labels, in the order of their values, none closer than a line of text."""
-    gap = (top - bottom) * 0.055
-    heights = [value for value, _, _ in labels]
-    for index in range(1, len(heights)):
-        heights[index] = max(heights[index], heights[index - 1] + gap)
-    overflow = max(0.0, heights[-1] - top)
-    heights[-1] -= overflow
-    for index in range(len(heights) - 2, -1, -1):
-        heights[index] = min(heights[index], heights[index + 1] - gap)
-    return heights
+def _label_lines(axes, labels: list[tuple[float, str, str, float | None]]) -> None:
+    """Write each line's name beside its end, in its colour, with a thin leader where it had to move."""
+    bottom, top = axes.get_ylim()
+    heights = spread([height for height, *_ in labels], 0.055 * (top - bottom))
+    for (value, text, colour, end), height in zip(labels, heights, strict=True):
+        axes.annotate(
+            text,
+            xy=(1.0, value) if end is None else (end, value),
+            xycoords=("axes fraction" if end is None else "data", "data"),
+            xytext=(1.05, (height - bottom) / (top - bottom)),
+            textcoords="axes fraction",
+            color=colour,
+            fontsize=8,
+            va="center",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5, "relpos": (0, 0.5), "shrinkA": 1},
+        )
+
+
+def spread(heights: list[float], gap: float) -> list[float]:
+    """Move ascending heights as little as possible (least squares) so that none are closer than `gap`.
+
+    Labels that would overlap form a block around their common mean; blocks that then touch are joined.
+    """
+    blocks: list[list[float]] = []  # of heights less the room their predecessors need
+    for place, height in enumerate(heights):
+        blocks.append([height - place * gap])
+        while len(blocks) > 1 and _middle(blocks[-2]) > _middle(blocks[-1]):
+            blocks[-2:] = [blocks[-2] + blocks[-1]]
+    level = [_middle(block) for block in blocks for _ in block]
+    return [height + place * gap for place, height in enumerate(level)]
+
+
+def _middle(block: list[float]) -> float:
+    return sum(block) / len(block)

@@ -87,7 +87,8 @@ def start(
         minutes: limit for any one cell.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    specification = {"notebook": str(notebook.resolve()), "folder": str(folder.resolve())}
+    (folder / NOTEBOOK_COPY).unlink(missing_ok=True)  # an earlier attempt's error must not be reported as this one's
+    specification = {"notebook": str(notebook.resolve()), "folder": str(folder.resolve()), "parent": os.getpid()}
     specification |= {"parameters": dict(parameters), "seconds": round(60 * minutes)}
     root = str(Path(__file__).resolve().parent.parent)
     environment = os.environ | {name: str(threads) for name in THREAD_VARIABLES}
@@ -108,7 +109,7 @@ def main(specification: str) -> int:
     """The child process: run the notebook, return 0, 1 (an error in it) or 138 (its kernel died)."""
     job = json.loads(specification)
     folder = Path(job["folder"])
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(job["parent"],), daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: _end_everything(143))
     # A predecessor whose runner was killed needs a moment to notice.
     with folder_lock(folder, wait_seconds=30, name=".job.lock"):

@@ -109,3 +109,27 @@ def _describe(kind: Any) -> str:
     if container is list:
         return "a list" + (f" of {getattr(get_args(kind)[0], '__name__', get_args(kind)[0])}" if get_args(kind) else "")
     return names.get(kind, str(kind))
+
+
+def show_figure(figure: Any, name: str, alt: str, folder: str = "") -> None:
+    """Show a matplotlib figure with its alt text under any backend, and save it where `folder` is given.
+
+    Args:
+        figure: the figure; it is closed afterwards.
+        name: file name without ending, for `folder/name.png`.
+        alt: what someone who cannot see the figure needs to know.
+        folder: where to save; empty for nowhere.
+    """
+    import io
+    from pathlib import Path
+
+    import matplotlib.pyplot as plt
+    from IPython.display import Image, display
+
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=110, bbox_inches="tight")
+    plt.close(figure)
+    if folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        (Path(folder) / f"{name}.png").write_bytes(image.getvalue())
+    display(Image(image.getvalue(), alt=alt))

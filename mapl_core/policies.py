@@ -22,7 +22,7 @@ from mapl_core.buffers import Response, Trajectory
 from mapl_core.domains.base import Domain, Task, Turn
 from mapl_core.rewards import Reward
 from mapl_core.sampling import SamplingSettings, sample_responses
-from mapl_core.scoring import Item, accumulate_logprob_gradients, response_logprobs
+from mapl_core.scoring import Item, accumulate_logprob_gradients, graph_logprobs, response_logprobs
 from mapl_core.seeding import Stream
 from mapl_core.tokens import decode_response, encode_prompt, encode_response
 
@@ -211,6 +211,17 @@ class JointPolicy:
                               temperature=temperature).view(len(trajectories), self.domain.horizon)
             for index, member in enumerate(self.members)
         ]
+        return torch.stack(columns, dim=1)
+
+    def graph_logprobs(self, trajectories: Sequence[Trajectory]) -> Tensor | None:
+        """(B, policies, H) log-probabilities with their graph, or None where they do not fit one micro-batch a policy."""
+        columns = []
+        for index, member in enumerate(self.members):
+            column = graph_logprobs(member.base, member.adapter, self._items(trajectories, index),
+                                    max_tokens=self.budget.micro_batch_tokens)
+            if column is None:
+                return None
+            columns.append(column.view(len(trajectories), self.domain.horizon))
         return torch.stack(columns, dim=1)
 
     def backward(self, trajectories: Sequence[Trajectory], weights: Tensor, *, kl_weight: float = 0.0) -> float:

@@ -324,9 +324,12 @@ def _versions() -> dict[str, str]:
     return installed
 
 
-def commit_and_dirty(folder: Path = Path(__file__).resolve().parent) -> tuple[str | None, bool | None]:
-    """Commit of the checkout that `folder` lies in and whether files differ from it; (None, None) without git."""
-    git = ["git", "-C", str(folder)]
+def commit_and_dirty(folder: Path | None = None) -> tuple[str | None, bool | None]:
+    """Commit of the checkout that `folder` (default: this package) lies in and whether files differ from it.
+
+    (None, None) without git or a commit.
+    """
+    git = ["git", "-C", str(folder or Path(__file__).resolve().parent)]
     try:
         commit, status = (
             subprocess.run([*git, *command], capture_output=True, text=True, timeout=30, check=True).stdout.strip()

@@ -188,6 +188,23 @@ def response_logprobs(adapted: AdaptedModel, adapter: str | None, items: Sequenc
     return result[where]
 
 
+def graph_logprobs(adapted: AdaptedModel, adapter: str, items: Sequence[Item], *, max_tokens: int) -> Tensor | None:
+    """The log-probabilities of `response_logprobs` with their graph, where one micro-batch holds all items.
+
+    Returns:
+        (len(items),) float32 with a graph; None where more than one micro-batch would be needed, or where gradient
+        checkpointing would recompute under whichever adapter is active at the time of the backward pass.
+    """
+    distinct, where = _distinct(items)
+    batches = list(_micro_batches(adapted, distinct, max_tokens))
+    if len(batches) != 1 or adapted.gradient_checkpointing:
+        return None
+    with adapted.using(adapter):
+        logprobs, _ = _response_logprobs(adapted, batches[0], 1.0)
+    order = torch.tensor(batches[0].members, device=logprobs.device).argsort()
+    return logprobs[order][where].cpu()
+
+
 def accumulate_logprob_gradients(adapted: AdaptedModel, adapter: str, items: Sequence[Item], weights: Tensor, *,
                                  max_tokens: int, kl_weight: float = 0.0) -> float:
     """Add d/dtheta of sum_j weights[j] * log pi(response_j) to the gradients of one adapter.

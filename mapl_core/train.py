@@ -9,9 +9,8 @@
         evaluate    with the oracle, on the evaluation tasks
 
 The first half of the module holds the update rules, the second the run around them. Every update has the same shape:
-summed log-probabilities without a graph, the loss of `mapl_core.losses` on them, its derivative by each
-log-probability, and one backward pass for each policy that carries this derivative to its adapter. All policies' terms
-are taken before any of them moves.
+the summed log-probabilities of a batch, the loss of `mapl_core.losses` on them, and one simultaneous step: all policies'
+gradients are taken before any of them moves.
 """
 
 from __future__ import annotations
@@ -70,11 +69,29 @@ class TeamOptimizer:
         self.optimizers = [torch.optim.AdamW(policy.parameters(index), lr=config.learning_rate, weight_decay=config.weight_decay)
                            for index in range(len(policy.members))]
 
-    def step(self, trajectories: Sequence[Trajectory], weights: Tensor, *, kl_weight: float = 0.0) -> dict[str, float]:
-        """Move every policy by the gradient of sum(weights * logprobs); all gradients are taken first."""
+    def step(self, trajectories: Sequence[Trajectory], loss_of: Callable[[Tensor], Tensor], *,
+             kl_weight: float = 0.0) -> dict[str, float]:
+        """One simultaneous step of all policies on a loss of their log-probabilities.
+
+        Where a batch fits one micro-batch for each policy, its graph is kept and run backward. Otherwise a pass without
+        a graph gives the log-probabilities, the loss its derivative by each, and a second pass carries those to the
+        adapters micro-batch by micro-batch: the same gradient, in bounded memory.
+
+        Args:
+            trajectories: the B trajectories.
+            loss_of: maps their (B, policies, H) log-probabilities to a scalar; called once.
+            kl_weight: weight of the exact KL to the reference (see `scoring`).
+        """
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        kl = self.policy.backward(trajectories, weights, kl_weight=kl_weight)
+        kl = 0.0
+        logprobs = None if kl_weight else self.policy.graph_logprobs(trajectories)
+        if logprobs is not None:
+            loss_of(logprobs).backward()
+        else:
+            logprobs = self.policy.logprobs(trajectories).requires_grad_()
+            weights = torch.autograd.grad(loss_of(logprobs), logprobs)[0]
+            kl = self.policy.backward(trajectories, weights, kl_weight=kl_weight)
         norms = [float(torch.nn.utils.clip_grad_norm_(self.policy.parameters(index), self.max_grad_norm))
                  for index in range(len(self.optimizers))]
         if not all(map(math.isfinite, norms)):
@@ -108,11 +125,6 @@ class Averages:
         return {name: total / self.counts[name] for name, total in self.sums.items()}
 
 
-def derivative(loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """Derivative of a loss by the log-probabilities (or values) it was computed from."""
-    return torch.autograd.grad(loss, inputs)
-
-
 def update_madpo(policy: JointPolicy, optimizer: TeamOptimizer, pairs: Sequence[PreferencePair], stream: Stream,
                  config: RunConfig) -> dict[str, float]:
     """MADPO on a training set of pairs (paper, section 4.2 and Algorithm 2): one logistic a pair on the joint margin.
@@ -131,15 +143,17 @@ def update_madpo(policy: JointPolicy, optimizer: TeamOptimizer, pairs: Sequence[
         for batch in task_batches(pairs, config.batch_size, generator):
             sides = [pair.winner for pair in batch], [pair.loser for pair in batch]
             both = [*sides[0], *sides[1]]
-            logprobs = policy.logprobs(both).requires_grad_()
-            winner, loser = logprobs.chunk(2)
             known = [None, None] if reference is None else [reference[[position[id(t)] for t in side]] for side in sides]
             lengths = [policy.lengths(side) for side in sides] if config.length_normalize else [None, None]
-            loss, metrics = losses.madpo_loss(
-                winner, loser, *known, beta=config.beta, label_smoothing=config.label_smoothing,
-                winner_lengths=lengths[0], loser_lengths=lengths[1])
-            averages.add(metrics)
-            averages.add(optimizer.step(both, derivative(loss, logprobs)[0]))
+
+            def loss_of(logprobs: Tensor) -> Tensor:
+                loss, metrics = losses.madpo_loss(
+                    *logprobs.chunk(2), *known, beta=config.beta, label_smoothing=config.label_smoothing,
+                    winner_lengths=lengths[0], loser_lengths=lengths[1])
+                averages.add(metrics)
+                return loss
+
+            averages.add(optimizer.step(both, loss_of))
             samples += len(both)
     response_lengths = {f"{side}_length_{member.adapter}": float(length) for side, of in (("winner", "winner"), ("loser", "loser"))
                         for member, length in zip(policy.members, policy.lengths([getattr(p, of) for p in pairs]).float().mean((0, 2)))}
@@ -160,14 +174,16 @@ def update_magrpo(policy: JointPolicy, optimizer: TeamOptimizer, tasks: Sequence
             shape = (len(batch), config.num_generations)
             returns = reward(trajectories).sum(dim=1).view(shape)
             advantages = losses.group_relative_advantages(returns, normalize=config.normalize)
-            logprobs = policy.logprobs(trajectories).requires_grad_()
-            sampled = logprobs.detach().clone().view(*shape, *logprobs.shape[1:])  # the policy has not moved since
-            loss, metrics = losses.magrpo_loss(logprobs.view_as(sampled), advantages, sampled_logprobs=sampled,
-                                               clip_ratio=config.clip_ratio)
-            averages.add(metrics)
             averages.add(_group_metrics(returns, trajectories))
-            kl_weight = config.kl_coef / len(trajectories)
-            averages.add(optimizer.step(trajectories, derivative(loss, logprobs)[0], kl_weight=kl_weight))
+
+            def loss_of(logprobs: Tensor) -> Tensor:
+                grouped = logprobs.view(*shape, *logprobs.shape[1:])
+                loss, metrics = losses.magrpo_loss(grouped, advantages, clip_ratio=config.clip_ratio,
+                                                   sampled_logprobs=grouped.detach())  # fresh: nothing has moved since
+                averages.add(metrics)
+                return loss
+
+            averages.add(optimizer.step(trajectories, loss_of, kl_weight=config.kl_coef / len(trajectories)))
             samples += len(trajectories)
     return {**averages.means(), "samples": float(samples)}
 
@@ -180,18 +196,23 @@ def update_actor_critic(policy: JointPolicy, optimizer: TeamOptimizer, critics: 
         for number, batch in enumerate(_task_minibatches(tasks, config.batch_size, stream, epoch)):
             groups = policy.sample(batch, config.num_generations, _numbered(stream, epoch, number))
             trajectories = [trajectory for group in groups for trajectory in group]
-            logprobs = policy.logprobs(trajectories).requires_grad_()
+            rewards = reward(trajectories)
 
-            def loss_of(values: Tensor) -> Tensor:
-                loss, metrics = losses.actor_critic_loss(
-                    logprobs, values, reward(trajectories), discount=config.discount, value_coef=config.value_coef,
+            values = critics.values(trajectories)  # the actor's advantages use the critics as they were
+
+            def rule(logprobs: Tensor, values: Tensor) -> tuple[Tensor, dict]:
+                return losses.actor_critic_loss(
+                    logprobs, values, rewards, discount=config.discount, value_coef=config.value_coef,
                     clip_ratio=config.clip_ratio, sampled_logprobs=logprobs.detach())
+
+            def actor_loss(logprobs: Tensor) -> Tensor:
+                loss, metrics = rule(logprobs, values)
                 averages.add(metrics)
                 return loss
 
-            weights = derivative(loss_of(critics.values(trajectories)), logprobs)[0]
-            critics.step(trajectories, lambda values: loss_of(values))
-            averages.add(optimizer.step(trajectories, weights, kl_weight=config.kl_coef / len(trajectories)))
+            averages.add(optimizer.step(trajectories, actor_loss, kl_weight=config.kl_coef / len(trajectories)))
+            # The critics' part of the loss does not depend on the log-probabilities; zeros stand in for them.
+            critics.step(trajectories, lambda own: rule(torch.zeros(own.shape), own)[0])
             samples += len(trajectories)
     return {**averages.means(), "samples": float(samples)}
 

@@ -16,7 +16,11 @@ import nbformat
 from mapl_core.results import EvaluationRow, MetricRow, write_evaluation, write_manifest, write_metrics
 
 PROFILE = """
-defaults: {source: pocket, train_tasks: 4, eval_tasks: 4, agent_models: ["pocket:tldr:1x"], central_model: "pocket:tldr:1x"}
+defaults:
+  train_tasks: 4
+  eval_tasks: 4
+  agent_models: ["pocket:tldr:1x"]
+  central_model: "pocket:tldr:1x"
 domains: {tldr: {}}
 """
 
@@ -51,8 +55,8 @@ for iteration in range(len(state["rows"]), 4):
     state["value"] = (state["value"] + int.from_bytes(digest[:6], "big") / 2**48) / 2
     scores = {f"task{number}": state["value"] * (0.9 + 0.1 * number) for number in range(3)}
     mean = sum(scores.values()) / 3
-    state["rows"].append(["table1", "toy", "tldr", METHOD, PARADIGM, "current", "decay", SEED, iteration, 32 * iteration,
-                          "score", mean])
+    cell = ["table1", "toy", "tldr", METHOD, PARADIGM, "current", "decay", SEED]
+    state["rows"].append([*cell, iteration, 32 * iteration, "score", mean])
     state["tasks"] += [[task, iteration, "score", value] for task, value in scores.items()]
     write_atomically(checkpoint, json.dumps(state))
     time.sleep(float(os.environ.get("STAND_IN_PAUSE", "0")))
@@ -117,7 +121,9 @@ def write_job(
     folder = profile_folder / "jobs" / f"{domain}-{method}-{paradigm}-seed{seed}"
     cell = ("table1", profile_folder.name, domain, method, paradigm, "current", "decay", seed)
     means = [sum(tasks.values()) / len(tasks) for tasks in scores]
-    write_metrics(folder / "metrics.csv", [MetricRow(*cell, at, 100 * at, metric, mean) for at, mean in enumerate(means)])
+    write_metrics(
+        folder / "metrics.csv", [MetricRow(*cell, at, 100 * at, metric, mean) for at, mean in enumerate(means)]
+    )
     rows = [EvaluationRow(task, at, metric, value) for at, tasks in enumerate(scores) for task, value in tasks.items()]
     write_evaluation(folder / "evaluation.csv", rows)
     write_manifest(

@@ -115,11 +115,11 @@ def test_equal_data_give_byte_equal_pictures(results: Path, tmp_path: Path):
     assert first == second
 
 
-def test_labels_of_close_lines_do_not_overlap():
-    labels = [(value, "x", "y") for value in (10.0, 10.1, 10.2, 50.0, 99.9, 100.0)]
-    heights = figures._spread(labels, 0.0, 100.0)
-    assert min(high - low for low, high in zip(heights, heights[1:], strict=False)) >= 5.5 - 1e-9
-    assert heights[3] == 50.0 and heights[-1] <= 100.0
+def test_labels_of_close_lines_do_not_overlap_and_move_no_further_than_needed():
+    assert figures.spread([10.0, 50.0, 90.0], 5.0) == [10.0, 50.0, 90.0]
+    assert figures.spread([10.0, 10.0, 50.0], 5.0) == [7.5, 12.5, 50.0]
+    # 10 and 11 become 8 and 13; then 14 is too close to 13 and the three centre on their mean 11.67
+    assert figures.spread([10.0, 11.0, 14.0], 5.0) == pytest.approx([35 / 3 - 5, 35 / 3, 35 / 3 + 5])
 
 
 def test_only_iterations_that_all_seeds_reached_are_drawn(results: Path):

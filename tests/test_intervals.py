@@ -32,7 +32,7 @@ def test_a_t_interval_over_three_seeds_covers_and_a_percentile_bootstrap_does_no
 
 
 def test_bootstrap_over_tasks_equals_the_binomial_quantiles():
-    """100 tasks, half of them solved: a resampled mean is Binomial(100, 1/2) / 100, its 2.5 and 97.5 % points 0.40, 0.60."""
+    """100 tasks, half of them solved: a resampled mean is Binomial(100, 1/2) / 100, with these points 0.40 and 0.60."""
     found = bootstrap_interval([0.0, 1.0] * 50)
     assert found.mean == 0.5 and found.kind == OVER_TASKS and found.n == 100
     assert found.low == pytest.approx(0.40, abs=0.011) and found.high == pytest.approx(0.60, abs=0.011)

@@ -202,7 +202,9 @@ def test_run3_a_job_is_judged_by_content_not_by_existence(job: Path):
     whole = metrics.read_bytes()
     metrics.write_bytes(whole[: whole.rindex(b"\n", 0, -1) + 1])  # a whole line lost: still a readable file
     assert read_metrics(metrics)
-    with pytest.raises(ResultError, match=rf"metrics\.csv has {metrics.stat().st_size} bytes, {len(whole)} were written"):
+    with pytest.raises(
+        ResultError, match=rf"metrics\.csv has {metrics.stat().st_size} bytes, {len(whole)} were written"
+    ):
         verify_job(job)
     metrics.write_bytes(whole.replace(b"0.75", b"0.95"))  # same length, another number
     with pytest.raises(ResultError, match=r"metrics\.csv has changed"):
@@ -238,13 +240,17 @@ def test_a_manifest_must_declare_the_numbers(job: Path):
 
 # -- the lock ----------------------------------------------------------------------------------------------------------
 
-HOLD = "import sys, time; from mapl_core.results import folder_lock\nwith folder_lock(sys.argv[1]): print('held', flush=True); time.sleep(60)"
+HOLD = """
+import sys, time
+from mapl_core.results import folder_lock
+with folder_lock(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(60)
+"""
 
 
 def test_a_second_process_is_refused_with_the_number_of_the_first_until_that_is_killed(tmp_path: Path):
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(ResultError, match=rf"in use by process {holder.pid};"), folder_lock(tmp_path):
@@ -258,8 +264,9 @@ def test_a_second_process_is_refused_with_the_number_of_the_first_until_that_is_
         assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
 
 
-def test_seed2_reading_and_writing_results_needs_no_heavy_library():
-    code = "import sys, mapl_core.results, mapl_core.grid, mapl_core.jobs; print(sorted({'torch', 'numpy', 'pandas', 'yaml'} & set(sys.modules)))"
+def test_reading_and_writing_results_needs_no_heavy_library():
+    heavy = "{'torch', 'numpy', 'pandas', 'yaml'}"
+    code = f"import sys, mapl_core.results, mapl_core.reproduce; print(sorted({heavy} & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert run.stdout == "[]\n"
     assert results.DONE == "done"

@@ -215,13 +215,12 @@ def test_a_window_shorter_than_the_text_is_respected(tiny_qwen3):
 
 
 def test_dpo3_gradients_equal_finite_differences(tiny_qwen3):
-    """Along a random direction d of all adapter weights: (f(x + e d) - f(x - e d)) / 2e = <gradient, d>."""
+    """Along the gradient's own direction d: (f(x + e d) - f(x - e d)) / 2e is the gradient's norm."""
     adapted = adapted_model(tiny_qwen3(dtype=torch.float64), "agent0")
     accumulate_logprob_gradients(adapted, "agent0", ITEMS, WEIGHTS, max_tokens=60)
     found = gradients(adapted, "agent0")
-    generator = torch.Generator().manual_seed(1)
-    direction = [torch.randn(g.shape, generator=generator, dtype=g.dtype) for g in found]
-    step = 1e-4
+    norm = float(sum(g.pow(2).sum() for g in found)) ** 0.5
+    direction, step = [g / norm for g in found], 3e-3  # some parts of the base compute in float32: no smaller step
     values = []
     for sign in (1, -2):  # from x to x + e d, then to x - e d
         with torch.no_grad():
@@ -230,8 +229,7 @@ def test_dpo3_gradients_equal_finite_differences(tiny_qwen3):
         with torch.no_grad(), adapted.using("agent0"):
             values.append(sum(w * plain_logprob(adapted.model, *item) for w, item in zip(WEIGHTS, ITEMS, strict=True)))
     slope = float(values[0] - values[1]) / (2 * step)
-    along = float(sum((g * d).sum() for g, d in zip(found, direction, strict=True)))
-    assert_close(along, slope, rtol=1e-4, atol=0)
+    assert_close(norm, slope, rtol=1e-3, atol=0)
 
 
 def test_tok13_pads_change_neither_values_nor_gradients(tiny_qwen3):
@@ -294,7 +292,7 @@ def test_the_block_mask_shows_a_response_its_prompt_and_itself_alone():
         [1, 1, 1, 0, 0, 0],
         [1, 1, 0, 1, 0, 0],
         [1, 1, 0, 1, 1, 0],
-        [0, 0, 0, 0, 0, 1],
+        [1, 1, 0, 0, 0, 1],  # a pad may look where it likes; nobody looks at it
     ]
     width = 6
     own = [(int(p) - row * width, int(t)) for p, t in zip(batch.predictors, batch.targets, strict=True)
@@ -313,20 +311,25 @@ def test_a_zero_weight_costs_no_forward_pass(tiny_qwen3):
 # --- KL to the reference ---------------------------------------------------------------------------------------------
 
 
-def test_the_kl_equals_enumeration_over_the_vocabulary(tiny_qwen3):
-    """At every response position sum_v p(v) (log p(v) - log q(v)), p by plain passes; repeated items count twice."""
-    adapted = adapted_model(tiny_qwen3(), "agent0")
-    items = [*ITEMS, ITEMS[0]]
-    expected = 0.0
+def _plain_kl(adapted, items) -> torch.Tensor:
+    """At every response position sum_v p(v) (log p(v) - log q(v)), by plain passes in double precision."""
+    total = 0.0
     for prompt, response in items:
-        ids = torch.tensor([[*prompt, *response]])
+        ids, positions = torch.tensor([[*prompt, *response]]), slice(len(prompt) - 1, len(prompt) + len(response) - 1)
         with torch.no_grad():
             with adapted.using("agent0"):
-                policy = adapted.model(input_ids=ids).logits[0].double().log_softmax(-1)
+                policy = adapted.model(input_ids=ids).logits[0, positions].double().log_softmax(-1)
             with adapted.using(None):
-                reference = adapted.model(input_ids=ids).logits[0].double().log_softmax(-1)
-        for position in range(len(prompt) - 1, len(prompt) + len(response) - 1):
-            expected += sum(float(policy[position, v].exp() * (policy[position, v] - reference[position, v])) for v in range(43))
+                reference = adapted.model(input_ids=ids).logits[0, positions].double().log_softmax(-1)
+        total += sum(policy[:, v].exp() * (policy[:, v] - reference[:, v]) for v in range(policy.shape[1])).sum()
+    return total
+
+
+def test_the_kl_equals_enumeration_over_the_vocabulary(tiny_qwen3):
+    adapted = adapted_model(tiny_qwen3(), "agent0")
+    items = [*ITEMS, ITEMS[0]]  # a repeated item counts twice
+    expected = float(_plain_kl(adapted, items))
+    assert expected > 1.0
     for max_tokens in (1, 512):
         found = accumulate_logprob_gradients(adapted, "agent0", items, torch.zeros(len(items)), max_tokens=max_tokens,
                                              kl_weight=1.0)
@@ -342,24 +345,17 @@ def test_the_kl_of_equal_policies_is_zero_with_zero_gradient(tiny_qwen3):
 
 def test_the_kl_gradient_equals_finite_differences_and_adds_to_that_of_the_loss(tiny_qwen3):
     adapted = adapted_model(tiny_qwen3(dtype=torch.float64), "agent0")
-
-    def kl() -> float:
-        found = accumulate_logprob_gradients(adapted, "agent0", ITEMS, torch.zeros(len(ITEMS)), max_tokens=60, kl_weight=1.0)
-        gradients(adapted, "agent0")
-        return found
-
     accumulate_logprob_gradients(adapted, "agent0", ITEMS, torch.zeros(len(ITEMS)), max_tokens=60, kl_weight=0.5)
     of_kl = gradients(adapted, "agent0")
-    generator = torch.Generator().manual_seed(2)
-    direction = [torch.randn(g.shape, generator=generator, dtype=g.dtype) for g in of_kl]
-    step, values = 1e-3, []
-    for sign in (1, -2, 1):
+    norm = float(sum(g.pow(2).sum() for g in of_kl)) ** 0.5
+    direction = [g / norm for g in of_kl]  # of the steepest ascent: what rounds in float32 is small beside the slope
+    step, values = 3e-3, []
+    for sign in (1, -2, 1):  # and back to x
         with torch.no_grad():
             for weight, d in zip(adapted.parameters("agent0"), direction, strict=True):
                 weight.add_(sign * step * d)
-        values.append(kl())
-    along = float(sum((g * d).sum() for g, d in zip(of_kl, direction, strict=True)))
-    assert_close(along, 0.5 * (values[0] - values[1]) / (2 * step), rtol=2e-3, atol=0)
+        values.append(float(_plain_kl(adapted, ITEMS)))
+    assert_close(norm, 0.5 * (values[0] - values[1]) / (2 * step), rtol=1e-3, atol=0)
 
     accumulate_logprob_gradients(adapted, "agent0", ITEMS, WEIGHTS, max_tokens=60)
     of_loss = gradients(adapted, "agent0")

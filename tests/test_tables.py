@@ -89,7 +89,9 @@ def test_nb7_the_table_says_profile_source_tasks_and_seeds(pocket: Path):
 
 
 def test_nb7_paper_numbers_stand_only_beside_the_paper_profile(pocket: Path, tmp_path: Path):
-    assert "86.3" not in as_markdown(table1(pocket, "pocket")) and "paper_percent" not in as_csv(table1(pocket, "pocket"))
+    assert "86.3" not in as_markdown(table1(pocket, "pocket")) and "paper_percent" not in as_csv(
+        table1(pocket, "pocket")
+    )
     write_job(tmp_path / "paper", ("marlhf", "dec-dec", 0), [tasks(0.5)], source="paper")
     write_job(tmp_path / "paper", ("magrpo", "dec-dec", 0), [tasks(0.5)], source="paper")
     table = table1(tmp_path / "paper", "paper")

@@ -27,6 +27,7 @@ class Recipe:
         batch: examples a step.
         learning_rate: its peak; linear warm-up, then a cosine down to a twentieth.
         warmup: steps of the warm-up.
+        prompt_weight: weight of the prompts' tokens beside the responses'.
         seed: of the initial weights and of the corpus.
     """
 
@@ -34,6 +35,7 @@ class Recipe:
     batch: int = 32
     learning_rate: float = 2e-3
     warmup: int = 60
+    prompt_weight: float = 0.3
     seed: int = 0
 
 
@@ -66,19 +68,30 @@ def batches(corpus: Iterator[Example], size: int, rng: random.Random) -> Iterato
         yield from groups
 
 
-def response_loss(model: PreTrainedModel, batch: list[Example], pad_id: int) -> Tensor:
-    """Mean negative log-likelihood of the response tokens of a batch, end token included; prompts are not scored."""
+def corpus_loss(model: PreTrainedModel, batch: list[Example], pad_id: int, prompt_weight: float = 0.0) -> Tensor:
+    """Mean negative log-likelihood of the response tokens of a batch, end token included.
+
+    Args:
+        model, batch, pad_id: what is scored.
+        prompt_weight: adds so many times the mean over the prompts' tokens. A post repeats its fillers, so its tokens
+            teach copying as well, at no further cost.
+    """
     length = max(len(example.prompt) + len(example.response) for example in batch)
     ids = torch.full((len(batch), length), pad_id)
-    scored = torch.zeros(len(batch), length, dtype=torch.bool)
+    kind = torch.zeros(len(batch), length, dtype=torch.long)  # 0 padding, 1 prompt, 2 response
     for row, example in enumerate(batch):
-        end = len(example.prompt) + len(example.response)
+        start, end = len(example.prompt), len(example.prompt) + len(example.response)
         ids[row, :end] = torch.tensor(example.prompt + example.response)
-        scored[row, len(example.prompt) : end] = True
+        kind[row, :start], kind[row, start:end] = 1, 2
     # Causal attention with padding on the right: no scored position can see it, so no mask is needed.
     hidden = model.base_model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
-    logits = model.lm_head(hidden[scored[:, 1:]])
-    return torch.nn.functional.cross_entropy(logits.float(), ids[:, 1:][scored[:, 1:]])
+    ids, kind = ids[:, 1:], kind[:, 1:]
+
+    def mean_loss(scored: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(model.lm_head(hidden[scored]).float(), ids[scored])
+
+    loss = mean_loss(kind == 2)
+    return loss + prompt_weight * mean_loss(kind == 1) if prompt_weight else loss
 
 
 def learning_rate_factor(step: int, recipe: Recipe) -> float:
@@ -121,7 +134,7 @@ def pretrain(
     started = time.perf_counter()
     model.train()
     for step in range(recipe.steps):
-        loss = response_loss(model, next(stream), pad_id)
+        loss = corpus_loss(model, next(stream), pad_id, recipe.prompt_weight)
         if not torch.isfinite(loss):
             raise FloatingPointError(f"loss {loss.item()} at step {step}; lower learning_rate={recipe.learning_rate}")
         optimizer.zero_grad()

@@ -108,27 +108,28 @@ UNRELATED_SENTENCES = (
 # Agent 1: clauses that are put together.
 CLAUSES = (
     "my {person} {event} my {object} at the {place}",
-    "i feel {feeling} and cannot sleep at night",
-    "we argued for hours about the {object}",
-    "i want to {question} to my {person}",
-    "nobody at the {place} said a single word",
-    "this problem makes me {feeling} every morning",
-    "some wonder whether it is right to {question}",
-    "our whole family takes sides and keeps asking",
-    "the {object} was a gift from my parents",
-    "all this trouble began at the {place}",
-    "it was expensive and hard to replace",
+    "my {person} {event} it without asking me once",
     "my {person} never asked for the {object}",
+    "my whole family takes sides and keeps asking",
+    "i feel {feeling} and cannot sleep at night",
+    "i want to {question} to my {person}",
+    "i wonder whether it is right to {question}",
+    "the {object} was a gift from my parents",
+    "the whole trouble began at the {place}",
+    "we argued for hours about the {object}",
+    "we saw nobody else at the {place}",
+    "it makes me {feeling} every single morning",
+    "it was expensive and hard to replace",
 )
 SHORT_CLAUSES = (
     "my {person} {event} my {object}",
+    "my family takes sides",
     "i feel {feeling}",
-    "we argued at the {place}",
     "i want to {question}",
-    "nobody said a word",
+    "the {object} is gone",
+    "we argued at the {place}",
     "it was expensive",
-    "our family takes sides",
-    "i cannot sleep",
+    "nobody said a word",
 )
 UNRELATED_CLAUSES = (
     "something strange happened here",
@@ -141,8 +142,8 @@ UNRELATED_CLAUSES = (
 
 # How often each agent falls into which mode. Every good mode is there, none depends on the team mate.
 MODES: tuple[dict[str, float], ...] = (
-    {"sentence": 0.35, "remark": 0.20, "long": 0.25, "repetitive": 0.10, "unrelated": 0.10},
-    {"clauses": 0.30, "single": 0.22, "overlong": 0.15, "repetitive": 0.13, "unrelated": 0.10, "connected": 0.10},
+    {"sentence": 0.38, "remark": 0.17, "long": 0.25, "repetitive": 0.10, "unrelated": 0.10},
+    {"clauses": 0.38, "single": 0.14, "overlong": 0.15, "repetitive": 0.13, "unrelated": 0.10, "connected": 0.10},
 )
 NEW_TOKENS = (24, 64)  # limits on new tokens, agent by agent; a coordinator has their sum
 TOKEN_LIMITS = (23, 58)  # of scripted answers: the limits above also hold the end token and a coordinator's tags
@@ -237,9 +238,9 @@ def reserved_slots() -> frozenset[tuple[str, ...]]:
 
 
 def count_tokens(text: str) -> int:
-    """Tokens of an answer in the pocket vocabulary: a transition phrase is one, a full stop is one."""
+    """Tokens of an answer in the pocket vocabulary: a transition phrase, a stop and an open slot are one each."""
     phrases = "|".join(phrase for pair in TRANSITIONS.values() for phrase in pair if " " in phrase)
-    return len(re.findall(rf"\b(?:{phrases})\b|\w+|[^\w\s]", text))
+    return len(re.findall(rf"\b(?:{phrases})\b|\w+|[^\w\s{{}}]", text))
 
 
 def _transitions(count: int, rng: random.Random) -> list[str]:

@@ -184,7 +184,8 @@ for method in ("MADPO", "MARLHF"):
 # In exact arithmetic both methods stay at the saddle: equal agents get equal gradients.
 # Rounding makes them differ in the sixteenth digit. For policy gradient the saddle is
 # unstable: whoever leads by a hair is told to lead more, and MARLHF escapes.
-# MADPO's lead is too small in the time that it has: its pairs are balanced up to that hair.
+# MADPO's lead is too small in the time that it has: its pairs are balanced up to that
+# hair.
 #
 # ## 3 A coordinator with a leader
 
@@ -269,5 +270,5 @@ print("winners that follow the coin:", round(best_loss((call_wait,), (wait_call,
 
 # %% [markdown]
 # A coin that nobody uses changes nothing: given its side the four pairs are still
-# balanced, and the floor is $\log 2$ (0.6931). Once the winners follow the coin, each side has
-# one right answer, and *that* an additive reward can say.
+# balanced, and the floor is $\log 2$ (0.6931). Once the winners follow the coin, each side
+# has one right answer, and *that* an additive reward can say.

@@ -14,7 +14,7 @@ from mapl_core.pocket import build as pocket_build
 from mapl_core.pocket import common
 from mapl_core.pocket.build import corpus, fingerprint, train_base
 from mapl_core.pocket.common import Shape, domain_tokenizer, model_config, model_path
-from mapl_core.pocket.pretrain import Example, Recipe, batches, learning_rate_factor, pretrain, response_loss
+from mapl_core.pocket.pretrain import Example, Recipe, batches, corpus_loss, learning_rate_factor, pretrain, corpus_loss
 
 TINY = Shape(hidden=64, layers=2, heads=2, kv_heads=1, feed_forward=128)
 
@@ -60,7 +60,7 @@ def test_the_loss_is_the_mean_over_response_tokens_of_both_examples(tiny, tokeni
             seen = torch.tensor([example.prompt + example.response[:position]])
             scores.append(model(input_ids=seen).logits[0, -1].log_softmax(0)[token])
     assert len(scores) == 8
-    assert_close(response_loss(model, batch, tokenizer.pad_token_id), -torch.stack(scores).mean())
+    assert_close(corpus_loss(model, batch, tokenizer.pad_token_id), -torch.stack(scores).mean())
 
 
 def test_a_loss_that_is_not_finite_stops_the_training(tiny, tokenizer):
