@@ -38,8 +38,10 @@ class AdaptedModel:
         config = loaded.model.config
         for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
             if getattr(config, name, None) not in (None, 1.0):
-                raise ValueError(f"{loaded.name}: its {name} changes the logits after the output layer, which the "
-                                 "log-probabilities here do not reproduce; choose a Llama- or Qwen-like base")
+                raise ValueError(
+                    f"{loaded.name}: its {name} changes the logits after the output layer, which the "
+                    "log-probabilities here do not reproduce; choose a Llama- or Qwen-like base"
+                )
         self.loaded = loaded
         self.tokenizer = loaded.tokenizer
         self.rank, self.alpha = rank, alpha
@@ -81,15 +83,17 @@ class AdaptedModel:
         """Whether the attention takes a block mask, so that the responses to one prompt can share its forward pass."""
         config = self.loaded.model.config
         uses_window = "sliding_attention" in (getattr(config, "layer_types", None) or []) or bool(
-            getattr(config, "sliding_window", None))
+            getattr(config, "sliding_window", None)
+        )
         return config._attn_implementation in ("sdpa", "eager") and not uses_window
 
     def add_adapter(self, name: str, stream: Stream) -> None:
         """Add a fresh, trainable adapter: lora_B is zero, so it starts as the base; lora_A is drawn from `stream`."""
         if name in self.trainable:
             raise ValueError(f"the base {self.loaded.name} already has an adapter {name!r}; delete it first")
-        config = LoraConfig(r=self.rank, lora_alpha=self.alpha, lora_dropout=0.0, target_modules=PROJECTIONS,
-                            task_type="CAUSAL_LM")
+        config = LoraConfig(
+            r=self.rank, lora_alpha=self.alpha, lora_dropout=0.0, target_modules=PROJECTIONS, task_type="CAUSAL_LM"
+        )
         with torch.random.fork_rng(devices=[]):  # PEFT draws from the global generator; its draws are replaced below.
             if self._peft is None:
                 self._peft = get_peft_model(self.loaded.model, config, adapter_name=name)
@@ -108,14 +112,17 @@ class AdaptedModel:
 
     def delete_adapter(self, name: str) -> None:
         self.trainable.remove(name)
-        self._peft.delete_adapter(name)
         if self.trainable:
             self._peft.set_adapter(self.trainable[0])
+        self._peft.delete_adapter(name)
+        if self.trainable:
             self._restore_gradient_flags()
 
     def parameters(self, name: str) -> list[nn.Parameter]:
         """The trainable tensors of one adapter, in a fixed order."""
-        return [weight for layer in self._lora_layers() for weight in (layer.lora_A[name].weight, layer.lora_B[name].weight)]
+        return [
+            weight for layer in self._lora_layers() for weight in (layer.lora_A[name].weight, layer.lora_B[name].weight)
+        ]
 
     @contextlib.contextmanager
     def using(self, adapter: str | None) -> Iterator[None]:
@@ -138,7 +145,7 @@ class AdaptedModel:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Run the body in evaluation mode: under gradient checkpointing Transformers keeps no cache in training mode."""
+        """Run the body in evaluation mode: with gradient checkpointing, training mode keeps no cache."""
         checkpointing = self.loaded.model.training
         if checkpointing:
             self.loaded.model.eval()
@@ -159,8 +166,10 @@ class AdaptedModel:
         unfit = sorted(set(state) ^ set(expected))  # PEFT would leave out what does not fit without a word
         unfit += [key for key in set(state) & set(expected) if state[key].shape != expected[key].shape]
         if unfit:
-            raise ValueError(f"the weights for adapter {name!r} do not fit the base {self.loaded.name}: {len(unfit)} tensors "
-                             f"differ, such as {unfit[0]}; load an adapter of this base, rank and set of layers")
+            raise ValueError(
+                f"the weights for adapter {name!r} do not fit the base {self.loaded.name}: {len(unfit)} tensors "
+                f"differ, such as {unfit[0]}; load an adapter of this base, rank and set of layers"
+            )
         set_peft_model_state_dict(self._peft, {k: v.clone() for k, v in state.items()}, adapter_name=name)
 
     def save(self, name: str, folder: Path) -> None:

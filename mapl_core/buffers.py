@@ -361,6 +361,7 @@ class ReplayBuffer:
         Raises:
             ValueError: if the buffer is empty or no generator is given.
         """
+        require_generator(generator, "sampling from the replay buffer")
         if not self.shards:
             raise ValueError(
                 "the replay buffer holds no pairs: every comparison so far was a tie; "
@@ -372,7 +373,6 @@ class ReplayBuffer:
         return _shuffled([pair for shard, weight in used if weight > 0 for pair in shard], generator)
 
     def _draw_decayed(self, generator: torch.Generator) -> list[PreferencePair]:
-        require_generator(generator, "sampling from the replay buffer")
         newest_first = self.shards[::-1]
         size = len(newest_first[0]) if self.size is None else self.size
         cumulative = torch.tensor(self.weights(), dtype=torch.float64).cumsum(0)

@@ -32,8 +32,15 @@ class Comparator:
         soft_temperature: sampling temperature of "soft".
     """
 
-    def __init__(self, kind: Kind, policy: JointPolicy, *, structure: Structure, model: JointPolicy | None = None,
-                 soft_temperature: float = 1.5):
+    def __init__(
+        self,
+        kind: Kind,
+        policy: JointPolicy,
+        *,
+        structure: Structure,
+        model: JointPolicy | None = None,
+        soft_temperature: float = 1.5,
+    ):
         if kind == "model" and model is None:
             raise ValueError("the comparator 'model' needs the team that is to be compared with; pass model=")
         self.kind, self.policy, self.structure, self.model = kind, policy, structure, model
@@ -55,8 +62,10 @@ class Comparator:
         played = self._play(tasks, samples, stream)
         if not self.foreign:
             return played
-        return [[self.policy.adopt(trajectory, task) for trajectory in group]
-                for task, group in zip(tasks, played, strict=True)]
+        return [
+            [self.policy.adopt(trajectory, task) for trajectory in group]
+            for task, group in zip(tasks, played, strict=True)
+        ]
 
     def _play(self, tasks: Sequence[Task], samples: int, stream: Stream) -> list[list[Trajectory]]:
         if self.kind == "model":

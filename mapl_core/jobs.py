@@ -126,6 +126,7 @@ def _run_notebook(notebook: Path, folder: Path, parameters: Mapping[str, Any], s
             folder / NOTEBOOK_COPY,
             parameters=dict(parameters),
             kernel_name="python3",
+            language="python",
             start_timeout=START_SECONDS,
             execution_timeout=seconds,
             progress_bar=False,
@@ -177,9 +178,10 @@ def judge(notebook: Path, folder: Path, exit_code: int, memory_knobs: Sequence[s
         memory_knobs: profile values to lower when memory is short, named in the message.
     """
     _trim_log(folder / LOG_FILE)
-    cell, error = _failed_cell(notebook, folder / NOTEBOOK_COPY)
+    killed = exit_code == DEAD_KERNEL or exit_code < 0
+    cell, error = _failed_cell(notebook, folder / NOTEBOOK_COPY, killed)
     where = f"{notebook.name}, cell {cell}" if cell else notebook.name
-    if exit_code == DEAD_KERNEL or exit_code < 0:
+    if killed:
         return f"{where}: its process was killed, probably for memory; lower {', '.join(memory_knobs)}"
     if exit_code:
         reason = error or _last_line(folder / LOG_FILE)
@@ -201,34 +203,39 @@ def check_done(notebook: Path, folder: Path) -> dict[str, Any]:
     manifest = verify_job(folder)
     copy = folder / NOTEBOOK_COPY
     try:
-        cells = json.loads(copy.read_text(encoding="utf-8"))["cells"]
+        json.loads(copy.read_text(encoding="utf-8"))["cells"]
     except (OSError, ValueError, KeyError):
         raise ResultError(f"{copy} is missing or cut short; run the job again") from None
     cell, error = _failed_cell(notebook, copy)
     if cell:
         raise ResultError(f"{copy} stopped in cell {cell} ({error}); run the job again")
-    for code in cells:
-        if code["cell_type"] == "code" and "".join(code["source"]).strip() and code.get("execution_count") is None:
-            raise ResultError(f"{copy} was not run to its end; run the job again")
     return manifest
 
 
-def _failed_cell(notebook: Path, copy: Path) -> tuple[str, str]:
-    """Where the executed copy stopped, as "7 (`first line`)" counted in the source notebook, and the error."""
+def _failed_cell(notebook: Path, copy: Path, killed: bool = False) -> tuple[str, str]:
+    """Where the executed copy stopped, as "7 (`first line`)" counted in the source notebook, and the error.
+
+    papermill marks the cell of an exception. Where a kernel died it marks nothing: the cell is the last that began.
+    """
     try:
         cells = json.loads(copy.read_text(encoding="utf-8"))["cells"]
-        places = {cell.get("id"): place for place, cell in enumerate(json.loads(notebook.read_text())["cells"], 1)}
+        source = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     except (OSError, ValueError, KeyError):
         return "", ""
-    began = [cell for cell in cells if cell.get("metadata", {}).get("papermill", {}).get("start_time")]
-    began = [cell for cell in began if cell["cell_type"] == "code" and "".join(cell["source"]).strip()]
-    failed = [cell for cell in began if cell["metadata"]["papermill"].get("exception")]
+    code = [cell for cell in cells if cell["cell_type"] == "code" and "".join(cell["source"]).strip()]
+    marks = [cell["metadata"].get("papermill", {}) for cell in code]
+    began = [cell for cell, mark in zip(code, marks, strict=True) if mark.get("start_time")]
+    failed = [cell for cell, mark in zip(code, marks, strict=True) if mark.get("exception")]
     unfinished = [cell for cell in began if cell.get("execution_count") is None]
+    if not failed and not unfinished and (killed or len(began) < len(code)):
+        unfinished = began[-1:]
     for cell in failed or unfinished:
-        place = places.get(cell.get("id"), "of the injected parameters")
+        places = {cell.get("id"): place for place, cell in enumerate(source, 1)}
         error = next((out for out in cell["outputs"] if out["output_type"] == "error"), {})
         text = f"{error['ename']}: {error['evalue']}" if error else "did not finish"
-        return f"{place} (`{''.join(cell['source']).strip().splitlines()[0][:60]}`)", " ".join(text.split())[:500]
+        first_line = "".join(cell["source"]).strip().splitlines()[0][:60]
+        place = places.get(cell.get("id"), "of the injected parameters")
+        return f"{place} (`{first_line}`)", " ".join(text.split())[:500]
     return "", ""
 
 

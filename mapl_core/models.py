@@ -104,7 +104,7 @@ def load_model(
     if name == smollm2.NAME:
         return _load_smollm2(device, dtype, _cache_folder(cache_dir))
     folder = Path(name).expanduser()
-    if name and folder.exists():
+    if folder.exists():
         return _load_folder(name, folder, device, dtype, origin=f"local folder {folder.resolve().name}")
     hub = HUB_NAME.fullmatch(name)
     if hub is None:

@@ -62,13 +62,23 @@ class JointPolicy:
         budget: bounds on memory.
     """
 
-    def __init__(self, domain: Domain, structure: Structure, bases: Sequence[AdaptedModel],
-                 settings: Sequence[SamplingSettings], *, prompt_form: str, stream: Stream | None = None,
-                 budget: Budget | None = None):
+    def __init__(
+        self,
+        domain: Domain,
+        structure: Structure,
+        bases: Sequence[AdaptedModel],
+        settings: Sequence[SamplingSettings],
+        *,
+        prompt_form: str,
+        stream: Stream | None = None,
+        budget: Budget | None = None,
+    ):
         expected = domain.num_agents if structure == "dec" else 1
         if len(bases) != expected or len(settings) != expected:
-            raise ValueError(f"a {structure!r} team of domain {domain.name!r} has {expected} policies, "
-                             f"got {len(bases)} bases and {len(settings)} sampling settings")
+            raise ValueError(
+                f"a {structure!r} team of domain {domain.name!r} has {expected} policies, "
+                f"got {len(bases)} bases and {len(settings)} sampling settings"
+            )
         self.domain, self.structure, self.prompt_form = domain, structure, prompt_form
         self.budget = budget or Budget()
         names = [f"agent{index}" for index in range(expected)] if structure == "dec" else ["coordinator"]
@@ -80,8 +90,16 @@ class JointPolicy:
 
     # ------------------------------------------------------------------ acting
 
-    def sample(self, tasks: Sequence[Task], samples: int, stream: Stream, *, reference: bool = False,
-               temperature: float | None = None, joint_view: bool = False) -> list[list[Trajectory]]:
+    def sample(
+        self,
+        tasks: Sequence[Task],
+        samples: int,
+        stream: Stream,
+        *,
+        reference: bool = False,
+        temperature: float | None = None,
+        joint_view: bool = False,
+    ) -> list[list[Trajectory]]:
         """Play every task `samples` times.
 
         Args:
@@ -112,23 +130,41 @@ class JointPolicy:
                 if temperature is not None:
                     settings = replace(settings, temperature=temperature)
                 prompts = [prompt_ids[index] for prompt_ids in observed]
-                columns.append(self._respond(member, prompts, keys, settings, stream.for_agent(index),
-                                             None if reference or not self.trained else member.adapter))
+                columns.append(
+                    self._respond(
+                        member,
+                        prompts,
+                        keys,
+                        settings,
+                        stream.for_agent(index),
+                        None if reference or not self.trained else member.adapter,
+                    )
+                )
             for episode, acted in enumerate(zip(*columns, strict=True)):
                 texts = self._agent_texts([action.text for action in acted], joint_view)
                 actions[episode].append(acted)
                 reward = self.domain.reward(texts, episodes[episode][0])
                 histories[episode].append(Turn(tuple(texts), reward))
         played = [
-            Trajectory(task_id=task.id, actions=tuple(acted), responses=tuple(turn.responses for turn in history),
-                       rewards=tuple(turn.reward.total for turn in history),
-                       parts=tuple(turn.reward.parts for turn in history))
+            Trajectory(
+                task_id=task.id,
+                actions=tuple(acted),
+                responses=tuple(turn.responses for turn in history),
+                rewards=tuple(turn.reward.total for turn in history),
+                parts=tuple(turn.reward.parts for turn in history),
+            )
             for (task, _), acted, history in zip(episodes, actions, histories, strict=True)
         ]
         return [played[start : start + samples] for start in range(0, len(played), samples)]
 
-    def _observations(self, episodes: Sequence[tuple[Task, int]], histories: Sequence[Sequence[Turn]], samples: int,
-                      turn: int, joint_view: bool) -> list[list[tuple[int, ...]]]:
+    def _observations(
+        self,
+        episodes: Sequence[tuple[Task, int]],
+        histories: Sequence[Sequence[Turn]],
+        samples: int,
+        turn: int,
+        joint_view: bool,
+    ) -> list[list[tuple[int, ...]]]:
         """Prompt ids of every policy in every episode. At the first turn all samples of a task observe the same."""
         observed: list[list[tuple[int, ...]]] = []
         for index, (task, _) in enumerate(episodes):
@@ -144,8 +180,15 @@ class JointPolicy:
             observed.append([self._encode(member, text) for member, text in zip(self.members, texts, strict=True)])
         return observed
 
-    def _respond(self, member: Member, prompts: Sequence[tuple[int, ...]], keys: Sequence[str],
-                 settings: SamplingSettings, stream: Stream, adapter: str | None) -> list[Response]:
+    def _respond(
+        self,
+        member: Member,
+        prompts: Sequence[tuple[int, ...]],
+        keys: Sequence[str],
+        settings: SamplingSettings,
+        stream: Stream,
+        adapter: str | None,
+    ) -> list[Response]:
         """One response for every prompt of the list; runs of equal prompts are prefilled once."""
         uniforms = stream.uniforms(keys, settings.max_new_tokens)
         by_count: dict[int, list[tuple[int, int]]] = {}  # samples of a prompt -> (start, count) runs
@@ -157,8 +200,15 @@ class JointPolicy:
         responses: list[Response | None] = [None] * len(prompts)
         for count, runs in by_count.items():
             rows = [row for first, _ in runs for row in range(first, first + count)]
-            drawn = sample_responses(member.base, adapter, [prompts[first] for first, _ in runs], uniforms[rows],
-                                     samples=count, settings=settings, max_cached_tokens=self.budget.cached_tokens)
+            drawn = sample_responses(
+                member.base,
+                adapter,
+                [prompts[first] for first, _ in runs],
+                uniforms[rows],
+                samples=count,
+                settings=settings,
+                max_cached_tokens=self.budget.cached_tokens,
+            )
             for row, sample in zip(rows, (sample for group in drawn for sample in group), strict=True):
                 text = decode_response(member.base.tokenizer, sample.token_ids)
                 responses[row] = Response(prompts[row], sample.token_ids, text, sample.truncated)
@@ -184,10 +234,14 @@ class JointPolicy:
                 prompts, written = [self.domain.coordinator_prompt(task, history)], [self.domain.join(texts)]
             else:
                 prompts, written = self.domain.prompts(task, history), list(texts)
-            actions.append(tuple(
-                Response(self._encode(member, prompt), tuple(encode_response(member.base.tokenizer, text)), text, False)
-                for member, prompt, text in zip(self.members, prompts, written, strict=True)
-            ))
+            actions.append(
+                tuple(
+                    Response(
+                        self._encode(member, prompt), tuple(encode_response(member.base.tokenizer, text)), text, False
+                    )
+                    for member, prompt, text in zip(self.members, prompts, written, strict=True)
+                )
+            )
             history.append(Turn(tuple(texts), Reward(reward, dict(parts))))
         return replace(trajectory, actions=tuple(actions))
 
@@ -206,19 +260,24 @@ class JointPolicy:
 
     def _score(self, trajectories: Sequence[Trajectory], temperature: float, *, reference: bool) -> Tensor:
         columns = [
-            response_logprobs(member.base, None if reference or not self.trained else member.adapter,
-                              self._items(trajectories, index), max_tokens=self.budget.micro_batch_tokens,
-                              temperature=temperature).view(len(trajectories), self.domain.horizon)
+            response_logprobs(
+                member.base,
+                None if reference or not self.trained else member.adapter,
+                self._items(trajectories, index),
+                max_tokens=self.budget.micro_batch_tokens,
+                temperature=temperature,
+            ).view(len(trajectories), self.domain.horizon)
             for index, member in enumerate(self.members)
         ]
         return torch.stack(columns, dim=1)
 
     def graph_logprobs(self, trajectories: Sequence[Trajectory]) -> Tensor | None:
-        """(B, policies, H) log-probabilities with their graph, or None where they do not fit one micro-batch a policy."""
+        """(B, policies, H) log-probabilities with their graph; None where they do not fit one micro-batch a policy."""
         columns = []
         for index, member in enumerate(self.members):
-            column = graph_logprobs(member.base, member.adapter, self._items(trajectories, index),
-                                    max_tokens=self.budget.micro_batch_tokens)
+            column = graph_logprobs(
+                member.base, member.adapter, self._items(trajectories, index), max_tokens=self.budget.micro_batch_tokens
+            )
             if column is None:
                 return None
             columns.append(column.view(len(trajectories), self.domain.horizon))
@@ -239,8 +298,13 @@ class JointPolicy:
         total_kl = 0.0
         for index, member in enumerate(self.members):
             total_kl += accumulate_logprob_gradients(
-                member.base, member.adapter, self._items(trajectories, index), weights[:, index].reshape(-1),
-                max_tokens=self.budget.micro_batch_tokens, kl_weight=kl_weight)
+                member.base,
+                member.adapter,
+                self._items(trajectories, index),
+                weights[:, index].reshape(-1),
+                max_tokens=self.budget.micro_batch_tokens,
+                kl_weight=kl_weight,
+            )
         return total_kl
 
     @staticmethod
@@ -249,8 +313,12 @@ class JointPolicy:
 
     def lengths(self, trajectories: Sequence[Trajectory]) -> Tensor:
         """(B, policies, H) numbers of response tokens."""
-        return torch.tensor([[[len(turn[index].token_ids) for turn in trajectory.actions]
-                              for index in range(len(self.members))] for trajectory in trajectories])
+        return torch.tensor(
+            [
+                [[len(turn[index].token_ids) for turn in trajectory.actions] for index in range(len(self.members))]
+                for trajectory in trajectories
+            ]
+        )
 
     # ------------------------------------------------------------------ weights
 

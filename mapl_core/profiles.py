@@ -54,6 +54,7 @@ class RunConfig:
     # Sampling
     temperature: float = 1.0
     top_p: float = 1.0
+    top_k: int | None = 0  # 0: off; None: the checkpoint's own generation config decides
     max_new_tokens: list[int] = field(default_factory=lambda: [24, 64])  # for each agent; a coordinator gets the sum
 
     # Preferences (paper, section 4.1)
@@ -112,7 +113,9 @@ class RunConfig:
         hints = get_type_hints(RunConfig)
         for entry in fields(self):
             try:
-                object.__setattr__(self, entry.name, cast_parameter(entry.name, getattr(self, entry.name), hints[entry.name]))
+                object.__setattr__(
+                    self, entry.name, cast_parameter(entry.name, getattr(self, entry.name), hints[entry.name])
+                )
             except ParameterError as error:
                 raise ConfigError(str(error)) from None
         self._check_choices()
@@ -153,10 +156,18 @@ class RunConfig:
 
     def _check_choices(self) -> None:
         choices = {
-            "domain": DOMAINS, "method": METHODS, "paradigm": PARADIGMS, "source": SOURCES, "annotator": ANNOTATORS,
-            "selection": SELECTION_RULES, "comparator": COMPARATORS, "buffer": BUFFER_MODES,
-            "reference": ("base", "previous", "none"), "marl_algorithm": MARL_ALGORITHMS,
-            "normalize": ("mean", "mean_std"), "prompt_form": ("chat", "text"),
+            "domain": DOMAINS,
+            "method": METHODS,
+            "paradigm": PARADIGMS,
+            "source": SOURCES,
+            "annotator": ANNOTATORS,
+            "selection": SELECTION_RULES,
+            "comparator": COMPARATORS,
+            "buffer": BUFFER_MODES,
+            "reference": ("base", "previous", "none"),
+            "marl_algorithm": MARL_ALGORITHMS,
+            "normalize": ("mean", "mean_std"),
+            "prompt_form": ("chat", "text"),
         }
         for name, valid in choices.items():
             if getattr(self, name) not in valid:
@@ -167,40 +178,75 @@ class RunConfig:
             if not holds:
                 raise ConfigError(message)
 
-        at_least_one = ("train_tasks", "eval_tasks", "eval_samples", "iterations", "samples_per_task",
-                        "batch_size", "epochs", "reward_model_epochs", "reward_model_batch_size", "lora_rank", "threads",
-                        "micro_batch_tokens", "cached_tokens")
+        at_least_one = (
+            "train_tasks",
+            "eval_tasks",
+            "eval_samples",
+            "iterations",
+            "samples_per_task",
+            "batch_size",
+            "epochs",
+            "reward_model_epochs",
+            "reward_model_batch_size",
+            "lora_rank",
+            "threads",
+            "micro_batch_tokens",
+            "cached_tokens",
+        )
         for name in at_least_one:
             require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("learning_rate", "beta", "reward_model_learning_rate", "critic_learning_rate", "max_grad_norm",
-                     "soft_temperature"):
+        for name in (
+            "learning_rate",
+            "beta",
+            "reward_model_learning_rate",
+            "critic_learning_rate",
+            "max_grad_norm",
+            "soft_temperature",
+        ):
             require(getattr(self, name) > 0, f"{name} is {getattr(self, name)}; it must be positive")
         k, m, g = self.pairs_per_task, self.samples_per_task, self.num_generations
         require(k >= 1, f"pairs_per_task (k) is {k}; at least 1 pair per task must be kept")
-        require(m >= k, f"samples_per_task (m) is {m} and pairs_per_task (k) is {k}: m comparisons cannot give k pairs; "
-                        "raise m or lower k")
-        require(g >= 2 or self.algorithm != "magrpo",
-                f"num_generations (G) is {g}; MAGRPO compares the responses of a group, so G must be at least 2")
+        require(
+            m >= k,
+            f"samples_per_task (m) is {m} and pairs_per_task (k) is {k}: m comparisons cannot give k pairs; "
+            "raise m or lower k",
+        )
+        require(
+            g >= 2 or self.algorithm != "magrpo",
+            f"num_generations (G) is {g}; MAGRPO compares the responses of a group, so G must be at least 2",
+        )
         require(0 <= self.label_smoothing < 0.5, f"label_smoothing is {self.label_smoothing}; it must lie in [0, 0.5)")
         require(self.temperature >= 0, f"temperature is {self.temperature}; it must be at least 0")
-        require(self.temperature > 0 or self.method == "untrained",
-                "temperature is 0: greedy samples of a task are all equal, so nothing can be compared; raise it")
+        require(
+            self.temperature > 0 or self.method == "untrained",
+            "temperature is 0: greedy samples of a task are all equal, so nothing can be compared; raise it",
+        )
         require(0 < self.top_p <= 1, f"top_p is {self.top_p}; it must lie in (0, 1]")
-        require(len(self.token_limits) == self.num_agents and all(limit >= 1 for limit in self.token_limits),
-                f"max_new_tokens is {self.max_new_tokens}; give one positive limit, or one for each of "
-                f"{self.num_agents} agents")
+        require(
+            len(self.token_limits) == self.num_agents and all(limit >= 1 for limit in self.token_limits),
+            f"max_new_tokens is {self.max_new_tokens}; give one positive limit, or one for each of "
+            f"{self.num_agents} agents",
+        )
         require(self.kl_coef >= 0, f"kl_coef is {self.kl_coef}; it must be at least 0")
         structure = self.agents_structure
         if structure == "cen":
-            require(bool(self.central_model), "central_model is empty; a centralised team needs the coordinator's model")
+            require(
+                bool(self.central_model), "central_model is empty; a centralised team needs the coordinator's model"
+            )
         else:
-            require(len(self.policy_models) == self.num_agents and all(self.policy_models),
-                    f"agent_models is {self.agent_models}; give one model for all, or one for each of "
-                    f"{self.num_agents} agents")
-        require(not (structure == "cen" and self.comparator_structure == "dec"),
-                "a centralised team with a decentralised comparator is not one of the paper's paradigms")
-        require(self.comparator != "model" or bool(self.comparator_model or self.central_model),
-                "comparator 'model' needs comparator_model")
+            require(
+                len(self.policy_models) == self.num_agents and all(self.policy_models),
+                f"agent_models is {self.agent_models}; give one model for all, or one for each of "
+                f"{self.num_agents} agents",
+            )
+        require(
+            not (structure == "cen" and self.comparator_structure == "dec"),
+            "a centralised team with a decentralised comparator is not one of the paper's paradigms",
+        )
+        require(
+            self.comparator != "model" or bool(self.comparator_model or self.central_model),
+            "comparator 'model' needs comparator_model",
+        )
 
 
 @dataclass(frozen=True)
@@ -224,22 +270,34 @@ class Profile:
         Raises:
             ConfigError: for an unknown domain, method, paradigm or parameter, or an impossible value.
         """
-        for name, value, valid in (("domain", domain, self.domains), ("method", method, METHODS),
-                                   ("paradigm", paradigm, PARADIGMS)):
+        for name, value, valid in (
+            ("domain", domain, self.domains),
+            ("method", method, METHODS),
+            ("paradigm", paradigm, PARADIGMS),
+        ):
             if value not in valid:
                 raise ConfigError(f"unknown {name} {value!r}; valid in profile {self.name!r}: {', '.join(valid)}")
         chosen: dict[str, Any] = {}
         of_domain = dict(self.values["domains"][domain] or {})
-        for layer in (self.values.get("defaults"), {k: v for k, v in of_domain.items() if k not in ("methods", "paradigms")},
-                      self.values.get("methods", {}).get(method), self.values.get("paradigms", {}).get(paradigm),
-                      of_domain.get("methods", {}).get(method), of_domain.get("paradigms", {}).get(paradigm), overrides):
+        for layer in (
+            self.values.get("defaults"),
+            {k: v for k, v in of_domain.items() if k not in ("methods", "paradigms")},
+            self.values.get("methods", {}).get(method),
+            self.values.get("paradigms", {}).get(paradigm),
+            of_domain.get("methods", {}).get(method),
+            of_domain.get("paradigms", {}).get(paradigm),
+            overrides,
+        ):
             chosen.update(layer or {})
         known = {entry.name for entry in fields(RunConfig)}
         unknown = sorted(set(chosen) - known)
         if unknown:
-            raise ConfigError(f"unknown parameter {', '.join(unknown)} in profile {self.name!r}; valid: {', '.join(sorted(known))}")
-        return RunConfig(**{**chosen, "profile": self.name, "domain": domain, "method": method, "paradigm": paradigm,
-                            "seed": seed})
+            raise ConfigError(
+                f"unknown parameter {', '.join(unknown)} in profile {self.name!r}; valid: {', '.join(sorted(known))}"
+            )
+        return RunConfig(
+            **{**chosen, "profile": self.name, "domain": domain, "method": method, "paradigm": paradigm, "seed": seed}
+        )
 
 
 def profile_names() -> list[str]:
@@ -251,12 +309,16 @@ def load_profile(name: str | Path) -> Profile:
     """Load a profile by name, or from the path of a YAML file."""
     path = Path(name) if str(name).endswith((".yaml", ".yml")) else PROFILE_FOLDER / f"{name}.yaml"
     if not path.is_file():
-        raise ConfigError(f"unknown profile {str(name)!r}; valid: {', '.join(profile_names())}, or the path of a .yaml file")
+        raise ConfigError(
+            f"unknown profile {str(name)!r}; valid: {', '.join(profile_names())}, or the path of a .yaml file"
+        )
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML ({error})") from None
     allowed = {"description", "defaults", "domains", "methods", "paradigms"}
     if not isinstance(values, dict) or not values.get("domains") or set(values) - allowed:
-        raise ConfigError(f"{path}: a profile has the keys {', '.join(sorted(allowed))}, and `domains` names at least one")
+        raise ConfigError(
+            f"{path}: a profile has the keys {', '.join(sorted(allowed))}, and `domains` names at least one"
+        )
     return Profile(path.stem, values)

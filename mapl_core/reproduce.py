@@ -25,6 +25,7 @@ from mapl_core.results import MANIFEST_FILE, ResultError, as_plain, folder_lock
 
 MEMORY_KNOBS = ("micro_batch_tokens", "cached_tokens", "samples_per_task")
 CELL_MINUTES = 24 * 60  # the longest job is meant to fit into a day
+POLL_SECONDS = 0.2
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -213,7 +214,7 @@ def run_plan(plan: Plan) -> list[str]:
             bar.set_description_str(f"{done} of {len(plan.to_run) + done} jobs", refresh=False)
             bar.set_postfix_str(", ".join(planned.job.name for planned in running), refresh=False)
             bar.update(0)
-            time.sleep(0.2)
+            time.sleep(POLL_SECONDS)
             for planned, process in list(running.items()):
                 if process.poll() is None:
                     continue

@@ -32,8 +32,17 @@ class RewardModel:
         micro_batch_tokens: bound on the padded tokens of one forward pass.
     """
 
-    def __init__(self, domain: Domain, tasks: Mapping[str, Task], adapted: AdaptedModel, stream: Stream, *,
-                 max_text_tokens: int, micro_batch_tokens: int, name: str = "reward_model"):
+    def __init__(
+        self,
+        domain: Domain,
+        tasks: Mapping[str, Task],
+        adapted: AdaptedModel,
+        stream: Stream,
+        *,
+        max_text_tokens: int,
+        micro_batch_tokens: int,
+        name: str = "reward_model",
+    ):
         self.domain, self.tasks, self.tokenizer = domain, tasks, adapted.tokenizer
         self.max_text_tokens = max_text_tokens
         self.scalar = ScalarModel(adapted, name, stream, max_tokens=micro_batch_tokens)
@@ -93,7 +102,9 @@ class FitReport:
     samples: int
 
 
-def split_held_out(pairs: Sequence[PreferencePair], generator: torch.Generator) -> tuple[list[PreferencePair], list[PreferencePair]]:
+def split_held_out(
+    pairs: Sequence[PreferencePair], generator: torch.Generator
+) -> tuple[list[PreferencePair], list[PreferencePair]]:
     """Split by task: a tenth of the tasks (at least one, where there are two) is held out from the fit."""
     tasks = list(dict.fromkeys(pair.task_id for pair in pairs))
     order = torch.randperm(len(tasks), generator=generator).tolist()
@@ -102,9 +113,18 @@ def split_held_out(pairs: Sequence[PreferencePair], generator: torch.Generator) 
     return [pair for pair in pairs if pair.task_id not in held], [pair for pair in pairs if pair.task_id in held]
 
 
-def fit_reward_model(model: RewardModel, pairs: Sequence[PreferencePair], stream: Stream, *, learning_rate: float,
-                     weight_decay: float, max_grad_norm: float, epochs: int, batch_size: int,
-                     held_out: Sequence[PreferencePair] = ()) -> FitReport:
+def fit_reward_model(
+    model: RewardModel,
+    pairs: Sequence[PreferencePair],
+    stream: Stream,
+    *,
+    learning_rate: float,
+    weight_decay: float,
+    max_grad_norm: float,
+    epochs: int,
+    batch_size: int,
+    held_out: Sequence[PreferencePair] = (),
+) -> FitReport:
     """Minimise the Bradley-Terry loss on the pairs, with an optimiser of its own.
 
     Args:
@@ -137,13 +157,19 @@ def fit_reward_model(model: RewardModel, pairs: Sequence[PreferencePair], stream
     def accuracy(of: Sequence[PreferencePair]) -> float:
         if not of:
             return float("nan")
-        winner, loser = model.scalar.values([items[id(p.winner)] for p in of] + [items[id(p.loser)] for p in of]).chunk(2)
+        winner, loser = model.scalar.values([items[id(p.winner)] for p in of] + [items[id(p.loser)] for p in of]).chunk(
+            2
+        )
         return float((winner > loser).float().mean())
 
-    return FitReport(loss_value, accuracy(pairs), accuracy(held_out), len(pairs), len(held_out), 2 * len(pairs) * epochs)
+    return FitReport(
+        loss_value, accuracy(pairs), accuracy(held_out), len(pairs), len(held_out), 2 * len(pairs) * epochs
+    )
 
 
-def task_batches(pairs: Sequence[PreferencePair], batch_size: int, generator: torch.Generator) -> list[list[PreferencePair]]:
+def task_batches(
+    pairs: Sequence[PreferencePair], batch_size: int, generator: torch.Generator
+) -> list[list[PreferencePair]]:
     """Shuffled batches of whole tasks: tasks are added until a batch holds at least `batch_size` pairs."""
     by_task: dict[str, list[PreferencePair]] = {}
     for pair in pairs:

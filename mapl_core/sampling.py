@@ -31,11 +31,13 @@ class SamplingSettings:
         temperature: divides the logits; 0 is greedy decoding.
         top_p: nucleus: the smallest set of most probable tokens whose mass reaches top_p; 1.0 keeps all.
         max_new_tokens: limit on sampled tokens; a response without end of sequence by then is truncated.
+        top_k: only the k most probable tokens are considered, before the nucleus; 0 for all.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
     max_new_tokens: int = 64
+    top_k: int = 0
 
     def __post_init__(self) -> None:
         if self.temperature < 0:
@@ -44,6 +46,8 @@ class SamplingSettings:
             raise ValueError(f"top_p is {self.top_p}; it must lie in (0, 1]")
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens is {self.max_new_tokens}; a response needs at least one token")
+        if self.top_k < 0:
+            raise ValueError(f"top_k is {self.top_k}; use 0 for all tokens or a positive number")
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class Decoder(Protocol):
         """Drop all rows but these."""
 
 
-def choose_tokens(logits: Tensor, uniforms: Tensor, *, temperature: float, top_p: float) -> Tensor:
+def choose_tokens(logits: Tensor, uniforms: Tensor, *, temperature: float, top_p: float, top_k: int = 0) -> Tensor:
     """Sample one token a row by inverting the cumulative distribution in order of token ids.
 
     Id order (not order of probability) keeps the choice stable where two candidates are almost equally probable.
@@ -85,7 +89,10 @@ def choose_tokens(logits: Tensor, uniforms: Tensor, *, temperature: float, top_p
     if temperature == 0:
         return logits.argmax(dim=-1)
     log_probs = torch.log_softmax(logits.float() / temperature, dim=-1)
-    rows, vocabulary = log_probs.shape
+    vocabulary = log_probs.shape[1]
+    if 0 < top_k < vocabulary:
+        kept, ids = log_probs.topk(top_k, dim=-1)
+        return _nucleus_choice(kept.softmax(dim=-1), ids, uniforms, top_p)
     if top_p >= 1.0:
         return _invert(log_probs.exp(), uniforms)
     head_size = min(HEAD, vocabulary)
@@ -116,9 +123,17 @@ def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def sample_responses(adapted: AdaptedModel, adapter: str | None, prompts: Sequence[Ids], uniforms: Tensor, *,
-                     samples: int, settings: SamplingSettings, max_cached_tokens: int,
-                     decoder: type[Decoder] | None = None) -> list[list[Sample]]:
+def sample_responses(
+    adapted: AdaptedModel,
+    adapter: str | None,
+    prompts: Sequence[Ids],
+    uniforms: Tensor,
+    *,
+    samples: int,
+    settings: SamplingSettings,
+    max_cached_tokens: int,
+    decoder: type[Decoder] | None = None,
+) -> list[list[Sample]]:
     """Sample `samples` responses for every prompt.
 
     Args:
@@ -153,8 +168,15 @@ def sample_responses(adapted: AdaptedModel, adapter: str | None, prompts: Sequen
     return results
 
 
-def _decode(decoder: Decoder, batch: list[tuple[int, int]], uniforms: Tensor, samples: int,
-            settings: SamplingSettings, adapted: AdaptedModel, results: list[list[Sample]]) -> None:
+def _decode(
+    decoder: Decoder,
+    batch: list[tuple[int, int]],
+    uniforms: Tensor,
+    samples: int,
+    settings: SamplingSettings,
+    adapted: AdaptedModel,
+    results: list[list[Sample]],
+) -> None:
     """The decoding loop of one batch. A row that ends is set aside at once and leaves the batch soon after."""
     stop = torch.tensor(sorted(adapted.stop_ids), device=adapted.device)
     draws = uniforms[[prompt * samples + sample for prompt, sample in batch]]
@@ -168,7 +190,9 @@ def _decode(decoder: Decoder, batch: list[tuple[int, int]], uniforms: Tensor, sa
     ended = torch.zeros(len(batch), dtype=torch.bool)
     rows = torch.arange(len(batch))  # which of the batch's rows the decoder still holds
     for step in range(settings.max_new_tokens):
-        tokens = choose_tokens(logits, draws[rows, step], temperature=settings.temperature, top_p=settings.top_p)
+        tokens = choose_tokens(
+            logits, draws[rows, step], temperature=settings.temperature, top_p=settings.top_p, top_k=settings.top_k
+        )
         written[rows, step] = tokens.cpu()
         stops = torch.isin(tokens, stop).cpu() & ~ended[rows]
         ended[rows[stops]] = True
@@ -248,20 +272,30 @@ class DirectDecoder:
         for layer in backbone.layers:
             attention, mlp = layer.self_attn, layer.mlp
             biases = [getattr(p, "bias", None) for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
-            layers.append(_Layer(
-                layer.input_layernorm.weight.detach(),
-                merged(attention.q_proj, attention.k_proj, attention.v_proj),
-                None if biases[0] is None else torch.cat([bias.detach() for bias in biases]),
-                attention.q_norm.weight.detach() if hasattr(attention, "q_norm") else None,
-                attention.k_norm.weight.detach() if hasattr(attention, "k_norm") else None,
-                merged(attention.o_proj), layer.post_attention_layernorm.weight.detach(),
-                merged(mlp.gate_proj, mlp.up_proj), merged(mlp.down_proj),
-            ))
+            layers.append(
+                _Layer(
+                    layer.input_layernorm.weight.detach(),
+                    merged(attention.q_proj, attention.k_proj, attention.v_proj),
+                    None if biases[0] is None else torch.cat([bias.detach() for bias in biases]),
+                    attention.q_norm.weight.detach() if hasattr(attention, "q_norm") else None,
+                    attention.k_norm.weight.detach() if hasattr(attention, "k_norm") else None,
+                    merged(attention.o_proj),
+                    layer.post_attention_layernorm.weight.detach(),
+                    merged(mlp.gate_proj, mlp.up_proj),
+                    merged(mlp.down_proj),
+                )
+            )
         rotary = backbone.rotary_emb
         return _DirectWeights(
-            layers, backbone.embed_tokens.weight.detach(), backbone.norm.weight.detach(),
-            adapted.output_layer.weight.detach(), rotary.inv_freq.float(), float(rotary.attention_scaling),
-            config.rms_norm_eps, config.num_attention_heads, config.num_key_value_heads,
+            layers,
+            backbone.embed_tokens.weight.detach(),
+            backbone.norm.weight.detach(),
+            adapted.output_layer.weight.detach(),
+            rotary.inv_freq.float(),
+            float(rotary.attention_scaling),
+            config.rms_norm_eps,
+            config.num_attention_heads,
+            config.num_key_value_heads,
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
         )
 
@@ -287,7 +321,8 @@ class DirectDecoder:
             self.prefix.append((k.contiguous(), v.contiguous()))
             # Right-padded prompts under a causal mask: no real token sees a pad.
             mixed = scaled_dot_product_attention(
-                q, k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1), is_causal=True)
+                q, k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1), is_causal=True
+            )
             hidden = hidden + linear(mixed.transpose(1, 2).flatten(2), layer.output)
             hidden = hidden + self._feed_forward(layer, hidden)
         last = hidden[torch.arange(len(self.prompts), device=self.device), self.lengths - 1]
@@ -340,7 +375,9 @@ class DirectDecoder:
             shared_max = shared.amax(dim=-1, keepdim=True)
             shared = (shared - shared_max).exp_()
             context = torch.cat([torch.matmul(shared, prefix_values), shared.sum(-1, keepdim=True), shared_max], dim=-1)
-            context = context.view(len(self.lengths), w.kv_heads, self.slots, group, w.head_dim + 2).transpose(1, 2)[place]
+            context = context.view(len(self.lengths), w.kv_heads, self.slots, group, w.head_dim + 2).transpose(1, 2)[
+                place
+            ]
             mixed, shared_sum, shared_max = context.split([w.head_dim, 1, 1], dim=-1)
             top = torch.maximum(shared_max, own.amax(dim=-1, keepdim=True))
             own = (own - top).exp_()
@@ -401,7 +438,9 @@ class TransformersDecoder:
     def prepare(adapted: AdaptedModel, adapter: str | None) -> tuple[AdaptedModel, str | None]:
         return adapted, adapter
 
-    def __init__(self, policy: tuple[AdaptedModel, str | None], prompts: Sequence[Ids], batch: Sequence[tuple[int, int]]):
+    def __init__(
+        self, policy: tuple[AdaptedModel, str | None], prompts: Sequence[Ids], batch: Sequence[tuple[int, int]]
+    ):
         self.adapted, self.adapter = policy
         self.prompts = [prompts[index] for index in dict.fromkeys(prompt for prompt, _ in batch)]
 
@@ -432,7 +471,13 @@ class TransformersDecoder:
 
     def _forward(self, ids: Tensor, positions: Tensor, cache) -> Tensor:
         with self.adapted.using(self.adapter), self.adapted.evaluating():
-            out = self.adapted.loaded.model(input_ids=ids, attention_mask=self.mask, position_ids=positions,
-                                            past_key_values=cache, use_cache=True, logits_to_keep=1)
+            out = self.adapted.loaded.model(
+                input_ids=ids,
+                attention_mask=self.mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
         self.cache = out.past_key_values
         return out.logits[:, -1]

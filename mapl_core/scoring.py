@@ -122,8 +122,11 @@ def build_batch(rows: Sequence[PackedRow], *, pad_id: int, dtype: torch.dtype, d
     visible |= torch.eye(width, dtype=torch.bool)  # a pad sees itself: a fully masked row would be NaN
     mask = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)
     return PackedBatch(
-        input_ids.to(device), position_ids.to(device), mask[:, None].to(device),
-        *(torch.tensor(v, dtype=torch.long, device=device) for v in (predictors, targets, owners, last)), members,
+        input_ids.to(device),
+        position_ids.to(device),
+        mask[:, None].to(device),
+        *(torch.tensor(v, dtype=torch.long, device=device) for v in (predictors, targets, owners, last)),
+        members,
     )
 
 
@@ -147,7 +150,9 @@ def _hidden_states(adapted: AdaptedModel, batch: PackedBatch) -> Tensor:
     """(rows * length, hidden) last hidden states of a batch under the active adapter."""
     # Without block masks a row holds one response, and the ordinary causal mask over its real tokens is enough.
     mask = batch.attention_mask if adapted.shares_prompts else _real_tokens(batch)
-    out = adapted.backbone(input_ids=batch.input_ids, attention_mask=mask, position_ids=batch.position_ids, use_cache=False)
+    out = adapted.backbone(
+        input_ids=batch.input_ids, attention_mask=mask, position_ids=batch.position_ids, use_cache=False
+    )
     return out.last_hidden_state.flatten(0, 1)
 
 
@@ -167,8 +172,9 @@ def _response_logprobs(adapted: AdaptedModel, batch: PackedBatch, temperature: f
 
 
 @torch.no_grad()
-def response_logprobs(adapted: AdaptedModel, adapter: str | None, items: Sequence[Item], *, max_tokens: int,
-                      temperature: float = 1.0) -> Tensor:
+def response_logprobs(
+    adapted: AdaptedModel, adapter: str | None, items: Sequence[Item], *, max_tokens: int, temperature: float = 1.0
+) -> Tensor:
     """log pi(response given prompt), summed over all response tokens, the end-of-sequence token included.
 
     Args:
@@ -205,8 +211,15 @@ def graph_logprobs(adapted: AdaptedModel, adapter: str, items: Sequence[Item], *
     return logprobs[order][where].cpu()
 
 
-def accumulate_logprob_gradients(adapted: AdaptedModel, adapter: str, items: Sequence[Item], weights: Tensor, *,
-                                 max_tokens: int, kl_weight: float = 0.0) -> float:
+def accumulate_logprob_gradients(
+    adapted: AdaptedModel,
+    adapter: str,
+    items: Sequence[Item],
+    weights: Tensor,
+    *,
+    max_tokens: int,
+    kl_weight: float = 0.0,
+) -> float:
     """Add d/dtheta of sum_j weights[j] * log pi(response_j) to the gradients of one adapter.
 
     `weights` is the derivative of a loss by the log-probabilities (its vector-Jacobian product), so any loss that is a
@@ -237,7 +250,7 @@ def accumulate_logprob_gradients(adapted: AdaptedModel, adapter: str, items: Seq
             if reference is not None:
                 kl = (log_policy.exp() * (log_policy - reference)).sum(dim=-1)
                 weighted = (kl * counts[members].to(kl.device)[batch.owners]).sum()
-                total_kl += float(weighted)
+                total_kl += float(weighted.detach())
                 objective = objective + kl_weight * weighted
             objective.backward()
     return total_kl
@@ -301,8 +314,10 @@ class ScalarModel:
 
     def state(self) -> dict:
         """A copy of the adapter's and the head's weights."""
-        return {"adapter": self.adapted.state(self.name),
-                "head": {name: value.clone() for name, value in self.head.state_dict().items()}}
+        return {
+            "adapter": self.adapted.state(self.name),
+            "head": {name: value.clone() for name, value in self.head.state_dict().items()},
+        }
 
     def load_state(self, state: dict) -> None:
         self.adapted.load_state(self.name, state["adapter"])

@@ -8,9 +8,7 @@
         update      MADPO, or MARLHF: fit the joint reward model, then multi-agent RL on it
         evaluate    with the oracle, on the evaluation tasks
 
-The first half of the module holds the update rules, the second the run around them. Every update has the same shape:
-the summed log-probabilities of a batch, the loss of `mapl_core.losses` on them, and one simultaneous step: all policies'
-gradients are taken before any of them moves.
+The update rules are in `mapl_core.updates`; here is the run around them.
 """
 
 from __future__ import annotations
@@ -25,10 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
-from mapl_core import losses
 from mapl_core.adapters import AdaptedModel
 from mapl_core.annotators import make_annotator
 from mapl_core.buffers import PreferencePair, ReplayBuffer, Trajectory, label_pairs, pair_diversity, select_pairs
@@ -48,263 +44,29 @@ from mapl_core.results import (
     write_manifest,
     write_metrics,
 )
-from mapl_core.reward_model import RewardModel, fit_reward_model, split_held_out, task_batches
+from mapl_core.reward_model import RewardModel, fit_reward_model, split_held_out
 from mapl_core.sampling import SamplingSettings
-from mapl_core.scoring import ScalarModel
 from mapl_core.seeding import Stream
-
-RewardFunction = Callable[[Sequence[Trajectory]], Tensor]  # B trajectories -> (B, H) reward of each turn
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Update rules
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-class TeamOptimizer:
-    """One AdamW for each policy of the team; its state lives as long as the run."""
-
-    def __init__(self, policy: JointPolicy, config: RunConfig):
-        self.policy, self.max_grad_norm = policy, config.max_grad_norm
-        self.optimizers = [torch.optim.AdamW(policy.parameters(index), lr=config.learning_rate, weight_decay=config.weight_decay)
-                           for index in range(len(policy.members))]
-
-    def step(self, trajectories: Sequence[Trajectory], loss_of: Callable[[Tensor], Tensor], *,
-             kl_weight: float = 0.0) -> dict[str, float]:
-        """One simultaneous step of all policies on a loss of their log-probabilities.
-
-        Where a batch fits one micro-batch for each policy, its graph is kept and run backward. Otherwise a pass without
-        a graph gives the log-probabilities, the loss its derivative by each, and a second pass carries those to the
-        adapters micro-batch by micro-batch: the same gradient, in bounded memory.
-
-        Args:
-            trajectories: the B trajectories.
-            loss_of: maps their (B, policies, H) log-probabilities to a scalar; called once.
-            kl_weight: weight of the exact KL to the reference (see `scoring`).
-        """
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
-        kl = 0.0
-        logprobs = None if kl_weight else self.policy.graph_logprobs(trajectories)
-        if logprobs is not None:
-            loss_of(logprobs).backward()
-        else:
-            logprobs = self.policy.logprobs(trajectories).requires_grad_()
-            weights = torch.autograd.grad(loss_of(logprobs), logprobs)[0]
-            kl = self.policy.backward(trajectories, weights, kl_weight=kl_weight)
-        norms = [float(torch.nn.utils.clip_grad_norm_(self.policy.parameters(index), self.max_grad_norm))
-                 for index in range(len(self.optimizers))]
-        if not all(map(math.isfinite, norms)):
-            raise FloatingPointError(f"gradient norms of the policies are {norms}; nothing was updated. Lower the learning rate")
-        for optimizer in self.optimizers:
-            optimizer.step()
-        metrics = {f"gradient_norm_{member.adapter}": norm for member, norm in zip(self.policy.members, norms, strict=True)}
-        return metrics | ({"kl": kl} if kl_weight else {})
-
-    def state(self) -> list[dict]:
-        return [optimizer.state_dict() for optimizer in self.optimizers]
-
-    def load_state(self, state: Sequence[dict]) -> None:
-        for optimizer, saved in zip(self.optimizers, state, strict=True):
-            optimizer.load_state_dict(saved)
-
-
-class Averages:
-    """Means of metrics over the batches of an update."""
-
-    def __init__(self) -> None:
-        self.sums: dict[str, float] = {}
-        self.counts: dict[str, int] = {}
-
-    def add(self, metrics: Mapping[str, float | Tensor]) -> None:
-        for name, value in metrics.items():
-            self.sums[name] = self.sums.get(name, 0.0) + float(value)
-            self.counts[name] = self.counts.get(name, 0) + 1
-
-    def means(self) -> dict[str, float]:
-        return {name: total / self.counts[name] for name, total in self.sums.items()}
-
-
-def update_madpo(policy: JointPolicy, optimizer: TeamOptimizer, pairs: Sequence[PreferencePair], stream: Stream,
-                 config: RunConfig) -> dict[str, float]:
-    """MADPO on a training set of pairs (paper, section 4.2 and Algorithm 2): one logistic a pair on the joint margin.
-
-    Returns:
-        Mean metrics over the batches, `samples` (trajectories trained on), and the loss of the first batch.
-    """
-    trajectories = list({id(t): t for pair in pairs for t in (pair.winner, pair.loser)}.values())
-    position = {id(t): row for row, t in enumerate(trajectories)}
-    reference = None
-    if config.reference != "none":
-        score = policy.reference_logprobs if config.reference == "base" else policy.logprobs
-        reference = score(trajectories)  # of the whole training set, before any policy moves
-    generator, averages, samples = stream.generator(), Averages(), 0
-    for _ in range(config.epochs):
-        for batch in task_batches(pairs, config.batch_size, generator):
-            sides = [pair.winner for pair in batch], [pair.loser for pair in batch]
-            both = [*sides[0], *sides[1]]
-            known = [None, None] if reference is None else [reference[[position[id(t)] for t in side]] for side in sides]
-            lengths = [policy.lengths(side) for side in sides] if config.length_normalize else [None, None]
-
-            def loss_of(logprobs: Tensor) -> Tensor:
-                loss, metrics = losses.madpo_loss(
-                    *logprobs.chunk(2), *known, beta=config.beta, label_smoothing=config.label_smoothing,
-                    winner_lengths=lengths[0], loser_lengths=lengths[1])
-                averages.add(metrics)
-                return loss
-
-            averages.add(optimizer.step(both, loss_of))
-            samples += len(both)
-    response_lengths = {f"{side}_length_{member.adapter}": float(length) for side, of in (("winner", "winner"), ("loser", "loser"))
-                        for member, length in zip(policy.members, policy.lengths([getattr(p, of) for p in pairs]).float().mean((0, 2)))}
-    return {**averages.means(), **response_lengths, "samples": float(samples)}
-
-
-def update_magrpo(policy: JointPolicy, optimizer: TeamOptimizer, tasks: Sequence[Task], reward: RewardFunction,
-                  stream: Stream, config: RunConfig) -> dict[str, float]:
-    """Group-relative Monte Carlo policy gradient on fresh groups (paper, Eq. 5).
-
-    A group holds the G joint responses to one task. One pass over each batch of fresh groups.
-    """
-    averages, samples = Averages(), 0
-    for epoch in range(config.epochs):
-        for number, batch in enumerate(_task_minibatches(tasks, config.batch_size, stream, epoch)):
-            groups = policy.sample(batch, config.num_generations, _numbered(stream, epoch, number))
-            trajectories = [trajectory for group in groups for trajectory in group]
-            shape = (len(batch), config.num_generations)
-            returns = reward(trajectories).sum(dim=1).view(shape)
-            advantages = losses.group_relative_advantages(returns, normalize=config.normalize)
-            averages.add(_group_metrics(returns, trajectories))
-
-            def loss_of(logprobs: Tensor) -> Tensor:
-                grouped = logprobs.view(*shape, *logprobs.shape[1:])
-                loss, metrics = losses.magrpo_loss(grouped, advantages, clip_ratio=config.clip_ratio,
-                                                   sampled_logprobs=grouped.detach())  # fresh: nothing has moved since
-                averages.add(metrics)
-                return loss
-
-            averages.add(optimizer.step(trajectories, loss_of, kl_weight=config.kl_coef / len(trajectories)))
-            samples += len(trajectories)
-    return {**averages.means(), "samples": float(samples)}
-
-
-def update_actor_critic(policy: JointPolicy, optimizer: TeamOptimizer, critics: Critics, tasks: Sequence[Task],
-                        reward: RewardFunction, stream: Stream, config: RunConfig) -> dict[str, float]:
-    """CoLLM-CC and CoLLM-DC: the advantage is taken against a critic instead of a group (paper, Table 2c)."""
-    averages, samples = Averages(), 0
-    for epoch in range(config.epochs):
-        for number, batch in enumerate(_task_minibatches(tasks, config.batch_size, stream, epoch)):
-            groups = policy.sample(batch, config.num_generations, _numbered(stream, epoch, number))
-            trajectories = [trajectory for group in groups for trajectory in group]
-            rewards = reward(trajectories)
-
-            values = critics.values(trajectories)  # the actor's advantages use the critics as they were
-
-            def rule(logprobs: Tensor, values: Tensor) -> tuple[Tensor, dict]:
-                return losses.actor_critic_loss(
-                    logprobs, values, rewards, discount=config.discount, value_coef=config.value_coef,
-                    clip_ratio=config.clip_ratio, sampled_logprobs=logprobs.detach())
-
-            def actor_loss(logprobs: Tensor) -> Tensor:
-                loss, metrics = rule(logprobs, values)
-                averages.add(metrics)
-                return loss
-
-            averages.add(optimizer.step(trajectories, actor_loss, kl_weight=config.kl_coef / len(trajectories)))
-            # The critics' part of the loss does not depend on the log-probabilities; zeros stand in for them.
-            critics.step(trajectories, lambda own: rule(torch.zeros(own.shape), own)[0])
-            samples += len(trajectories)
-    return {**averages.means(), "samples": float(samples)}
-
-
-class Critics:
-    """Value functions read at the last prompt token: one on the joint history (CC) or one for each policy (DC)."""
-
-    def __init__(self, policy: JointPolicy, tasks: Mapping[str, Task], stream: Stream, config: RunConfig):
-        self.policy, self.tasks = policy, tasks
-        self.centralised = config.algorithm == "collm_cc"
-        owners = policy.members[:1] if self.centralised else policy.members
-        self.scalars = [ScalarModel(member.base, f"critic{index}", stream.for_agent(index), max_tokens=config.micro_batch_tokens)
-                        for index, member in enumerate(owners)]
-        self.optimizers = [torch.optim.AdamW(scalar.parameters(), lr=config.critic_learning_rate, weight_decay=config.weight_decay)
-                           for scalar in self.scalars]
-        self.max_grad_norm = config.max_grad_norm
-
-    def _items(self, trajectories: Sequence[Trajectory], index: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """What critic `index` reads at each turn: the joint prompts, or its own policy's prompt."""
-        def observed(turn) -> tuple[int, ...]:
-            if self.centralised:
-                return tuple(token for action in turn for token in action.prompt_ids)
-            return turn[index].prompt_ids
-
-        return [(observed(turn), ()) for trajectory in trajectories for turn in trajectory.actions]
-
-    def _expand(self, columns: Sequence[Tensor], count: int) -> Tensor:
-        values = torch.stack([column.view(count, -1) for column in columns], dim=1)
-        return values.expand(-1, len(self.policy.members), -1)
-
-    def values(self, trajectories: Sequence[Trajectory]) -> Tensor:
-        """(B, policies, H) values; a centralised critic's value is the same for all policies."""
-        return self._expand([scalar.values(self._items(trajectories, index)) for index, scalar in enumerate(self.scalars)],
-                            len(trajectories))
-
-    def step(self, trajectories: Sequence[Trajectory], loss_of: Callable[[Tensor], Tensor]) -> None:
-        """One step of every critic on the critic's part of the loss."""
-        fixed = [scalar.values(self._items(trajectories, index)) for index, scalar in enumerate(self.scalars)]
-        for index, (scalar, optimizer) in enumerate(zip(self.scalars, self.optimizers, strict=True)):
-            optimizer.zero_grad()
-            scalar.backward(self._items(trajectories, index), lambda own, i=index: loss_of(
-                self._expand([*fixed[:i], own, *fixed[i + 1:]], len(trajectories))))
-            torch.nn.utils.clip_grad_norm_(scalar.parameters(), self.max_grad_norm)
-            optimizer.step()
-
-    def close(self) -> None:
-        for scalar in self.scalars:
-            scalar.close()
-
-
-def oracle_rewards(trajectories: Sequence[Trajectory]) -> Tensor:
-    """(B, H) the oracle's reward of every turn (MARL with the oracle reward)."""
-    return torch.tensor([trajectory.rewards for trajectory in trajectories], dtype=torch.float32)
-
-
-def learned_rewards(model: RewardModel) -> RewardFunction:
-    """The learned reward of the whole joint history, received at the last turn (MARLHF)."""
-
-    def reward(trajectories: Sequence[Trajectory]) -> Tensor:
-        scores = model.scores(trajectories)
-        earlier = torch.zeros(len(trajectories), len(trajectories[0].rewards) - 1)
-        return torch.cat([earlier, scores[:, None]], dim=1)
-
-    return reward
-
-
-def _task_minibatches(tasks: Sequence[Task], batch_size: int, stream: Stream, epoch: int) -> list[list[Task]]:
-    order = torch.randperm(len(tasks), generator=_numbered(stream, epoch, -1).generator()).tolist()
-    return [[tasks[index] for index in order[start : start + batch_size]] for start in range(0, len(tasks), batch_size)]
-
-
-def _numbered(stream: Stream, epoch: int, batch: int) -> Stream:
-    return Stream(stream.seed, f"{stream.purpose}/epoch{epoch}/batch{batch}", stream.agent, stream.iteration)
-
-
-def _group_metrics(returns: Tensor, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Mean training reward, and how often its order within a group is the oracle's."""
-    oracle = torch.tensor([trajectory.total_return for trajectory in trajectories]).view_as(returns)
-    first, second = torch.triu_indices(returns.shape[1], returns.shape[1], offset=1)
-    wanted, found = oracle[:, first] - oracle[:, second], returns[:, first] - returns[:, second]
-    compared = wanted != 0
-    agreement = float((wanted.sign() == found.sign())[compared].float().mean()) if bool(compared.any()) else math.nan
-    return {"reward": float(returns.mean()), "oracle_reward": float(oracle.mean())} | (
-        {} if math.isnan(agreement) else {"oracle_agreement": agreement})
-
+from mapl_core.updates import (
+    Averages,
+    Critics,
+    RewardFunction,
+    TeamOptimizer,
+    learned_rewards,
+    oracle_rewards,
+    update_actor_critic,
+    update_madpo,
+    update_magrpo,
+)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Evaluation
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def evaluate(policy: JointPolicy, tasks: Sequence[Task], samples: int, stream: Stream) -> tuple[dict[str, dict[str, float]], list[Trajectory]]:
+def evaluate(
+    policy: JointPolicy, tasks: Sequence[Task], samples: int, stream: Stream
+) -> tuple[dict[str, dict[str, float]], list[Trajectory]]:
     """Play the evaluation tasks and score them with the oracle; there is no way to pass it a learned reward.
 
     Returns:
@@ -317,11 +79,17 @@ def evaluate(policy: JointPolicy, tasks: Sequence[Task], samples: int, stream: S
         averages = Averages()
         for trajectory in group:
             # A measurement that does not exist (a ratio of nothing) is left out of its mean.
-            measured = {k: v for k, v in policy.domain.metrics(list(trajectory.responses[-1]), task).items() if v is not None}
+            measured = {
+                k: v for k, v in policy.domain.metrics(list(trajectory.responses[-1]), task).items() if v is not None
+            }
             averages.add({k: v for k, v in measured.items() if math.isfinite(v)})
-            averages.add({"reward": trajectory.total_return} | {f"part/{k}": v for k, v in trajectory.parts[-1].items()})
+            averages.add(
+                {"reward": trajectory.total_return} | {f"part/{k}": v for k, v in trajectory.parts[-1].items()}
+            )
             for member, action in zip(policy.members, trajectory.actions[-1], strict=True):
-                averages.add({f"length/{member.adapter}": len(action.token_ids), f"truncated/{member.adapter}": action.truncated})
+                averages.add(
+                    {f"length/{member.adapter}": len(action.token_ids), f"truncated/{member.adapter}": action.truncated}
+                )
         by_task[task.id] = averages.means()
     return by_task, [trajectory for group in played for trajectory in group]
 
@@ -365,15 +133,29 @@ def build_team(config: RunConfig) -> Team:
 
     def base(name: str) -> AdaptedModel:
         if name not in bases:
-            bases[name] = AdaptedModel(load_model(name), rank=config.lora_rank, alpha=config.lora_alpha,
-                                       gradient_checkpointing=config.gradient_checkpointing)
+            bases[name] = AdaptedModel(
+                load_model(name),
+                rank=config.lora_rank,
+                alpha=config.lora_alpha,
+                gradient_checkpointing=config.gradient_checkpointing,
+            )
         return bases[name]
 
     def team(structure: str, names: Sequence[str], stream: Stream | None) -> JointPolicy:
         limits = config.token_limits if structure == "dec" else [sum(config.token_limits)]
-        settings = [SamplingSettings(config.temperature, config.top_p, limit) for limit in limits]
-        return JointPolicy(domain, structure, [base(name) for name in names], settings, prompt_form=config.prompt_form,
-                           stream=stream, budget=Budget(config.micro_batch_tokens, config.cached_tokens))
+        settings = [
+            SamplingSettings(config.temperature, config.top_p, limit, _top_k(config, base(name)))
+            for limit, name in zip(limits, names, strict=True)
+        ]
+        return JointPolicy(
+            domain,
+            structure,
+            [base(name) for name in names],
+            settings,
+            prompt_form=config.prompt_form,
+            stream=stream,
+            budget=Budget(config.micro_batch_tokens, config.cached_tokens),
+        )
 
     policy = team(config.agents_structure, config.policy_models, Stream(config.seed, "init"))
     comparator = None
@@ -382,9 +164,19 @@ def build_team(config: RunConfig) -> Team:
         if config.comparator == "model":
             name = config.comparator_model or config.central_model
             model = team(structure, [name] * (domain.num_agents if structure == "dec" else 1), None)
-        comparator = Comparator(config.comparator, policy, structure=structure, model=model,
-                                soft_temperature=config.soft_temperature)
-    return Team(domain, policy, comparator, train_tasks, eval_tasks, {name: describe(b.loaded) for name, b in bases.items()})
+        comparator = Comparator(
+            config.comparator, policy, structure=structure, model=model, soft_temperature=config.soft_temperature
+        )
+    return Team(
+        domain, policy, comparator, train_tasks, eval_tasks, {name: describe(b.loaded) for name, b in bases.items()}
+    )
+
+
+def _top_k(config: RunConfig, base: AdaptedModel) -> int:
+    """The configured top-k, or the checkpoint's own where none is configured."""
+    if config.top_k is not None:
+        return config.top_k
+    return getattr(base.loaded.model.generation_config, "top_k", None) or 0
 
 
 def run_mapl(config: RunConfig, out_dir: Path | str, *, progress: bool = True) -> RunResult:
@@ -402,7 +194,8 @@ def run_mapl(config: RunConfig, out_dir: Path | str, *, progress: bool = True) -
     torch.set_num_threads(config.threads)
     run = _Run(config, build_team(config), out_dir)
     steps = config.iterations if config.method != "untrained" else 0
-    with tqdm(total=steps + 1, desc=f"{config.method} {config.paradigm}", disable=not progress, leave=False) as bar:
+    quiet = {} if progress else {"disable": True}  # otherwise TQDM_DISABLE decides
+    with tqdm(total=steps + 1, desc=f"{config.method} {config.paradigm}", leave=False, **quiet) as bar:
         run.resume()
         if not run.evaluation:
             run.evaluate(0)
@@ -429,12 +222,20 @@ class _Run:
         self.policy, self.domain = team.policy, team.domain
         self.tasks_by_id = {task.id: task for task in [*team.train_tasks, *team.eval_tasks]}
         self.optimizer = TeamOptimizer(team.policy, config)
-        self.buffer = ReplayBuffer(config.buffer, decay=config.buffer_decay, delay=config.buffer_delay, size=config.buffer_size)
+        self.buffer = ReplayBuffer(
+            config.buffer, decay=config.buffer_decay, delay=config.buffer_delay, size=config.buffer_size
+        )
         self.metrics: list[MetricRow] = []
         self.evaluation: list[EvaluationRow] = []
         self.examples: dict[str, list[dict]] = {}
-        self.counts = {"env_steps": 0, "agent_samples": 0, "comparator_samples": 0, "reward_model_samples": 0,
-                       "oracle_calls": 0, "sampled_tokens": 0}
+        self.counts = {
+            "env_steps": 0,
+            "agent_samples": 0,
+            "comparator_samples": 0,
+            "reward_model_samples": 0,
+            "oracle_calls": 0,
+            "sampled_tokens": 0,
+        }
         self.finished = 0
         self.seconds = 0.0
         self._started = time.monotonic()
@@ -454,9 +255,12 @@ class _Run:
             others = self.team.comparator.sample(tasks, m, self._stream("comparator", iteration))
             self._count(agents, "agent_samples")
             self._count(others, "comparator_samples")
-            annotator = make_annotator(config.annotator, temperature=config.annotator_temperature,
-                                       flip_probability=config.annotator_flip_probability,
-                                       generator=self._stream("annotate", iteration).generator())
+            annotator = make_annotator(
+                config.annotator,
+                temperature=config.annotator_temperature,
+                flip_probability=config.annotator_flip_probability,
+                generator=self._stream("annotate", iteration).generator(),
+            )
             generator = self._stream("select", iteration).generator()
             selected, ties = [], 0
             proxy = self._proxy() if config.selection == "proxy" else None
@@ -464,18 +268,28 @@ class _Run:
                 pairs, tied = label_pairs(mine, theirs, annotator, iteration=iteration)
                 ties += tied
                 if pairs:
-                    selected += select_pairs(pairs, k, by=config.selection, generator=generator, proxy=proxy,
-                                             component=config.selection_component)
+                    selected += select_pairs(
+                        pairs,
+                        k,
+                        by=config.selection,
+                        generator=generator,
+                        proxy=proxy,
+                        component=config.selection_component,
+                    )
             self._record_preferences(iteration, agents, others, selected, ties)
             self.buffer.add(selected)
         if not self.buffer.shards:
             raise RuntimeError(
                 f"no preference pairs: all {m * len(tasks)} comparisons of iteration {iteration} tied. "
-                "Raise samples_per_task (m) or the temperature, or choose another comparator")
-        training_set = self.buffer.sample(self._stream("buffer", iteration).generator())
-        if offline and config.method == "madpo":
-            training_set = training_set[iteration :: config.iterations]  # each pair once over the whole run
-        return training_set
+                "Raise samples_per_task (m) or the temperature, or choose another comparator"
+            )
+        if offline and config.method == "madpo":  # every iteration trains on its own part
+            whole = self.buffer.sample(self._stream("buffer", 0).generator())
+            by_task: dict[str, list[PreferencePair]] = {}
+            for pair in whole:
+                by_task.setdefault(pair.task_id, []).append(pair)
+            return [pair for pairs in by_task.values() for pair in pairs[iteration :: config.iterations]]
+        return self.buffer.sample(self._stream("buffer", iteration).generator())
 
     def update_from_preferences(self, iteration: int, training_set: Sequence[PreferencePair]) -> None:
         config = self.config
@@ -495,7 +309,9 @@ class _Run:
             metrics = update_magrpo(self.policy, self.optimizer, self.team.train_tasks, reward, stream, config)
         else:
             critics = Critics(self.policy, self.tasks_by_id, self._stream("critic", iteration), config)
-            metrics = update_actor_critic(self.policy, self.optimizer, critics, self.team.train_tasks, reward, stream, config)
+            metrics = update_actor_critic(
+                self.policy, self.optimizer, critics, self.team.train_tasks, reward, stream, config
+            )
             critics.close()
         self.counts["oracle_calls" if reward is oracle_rewards else "agent_samples"] += int(metrics["samples"])
         self._trained(iteration, metrics)
@@ -508,18 +324,30 @@ class _Run:
         self._reward_model = model = self._fresh_reward_model(iteration)
         fitted, held_out = split_held_out(training_set, stream.generator())
         report = fit_reward_model(
-            model, fitted, self._stream("reward_model/order", iteration), learning_rate=config.reward_model_learning_rate,
-            weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm, epochs=config.reward_model_epochs,
-            batch_size=config.reward_model_batch_size, held_out=held_out)
+            model,
+            fitted,
+            self._stream("reward_model/order", iteration),
+            learning_rate=config.reward_model_learning_rate,
+            weight_decay=config.weight_decay,
+            max_grad_norm=config.max_grad_norm,
+            epochs=config.reward_model_epochs,
+            batch_size=config.reward_model_batch_size,
+            held_out=held_out,
+        )
         self.counts["reward_model_samples"] += report.samples
         self._rows(iteration + 1, {f"reward_model/{name}": value for name, value in asdict(report).items()})
         self._rows(iteration + 1, {"reward_model/cut_texts": model.cut_parts})
         return model
 
     def _fresh_reward_model(self, iteration: int) -> RewardModel:
-        return RewardModel(self.domain, self.tasks_by_id, self.policy.members[0].base, self._stream("reward_model", iteration),
-                           max_text_tokens=self.config.reward_model_tokens,
-                           micro_batch_tokens=self.config.micro_batch_tokens)
+        return RewardModel(
+            self.domain,
+            self.tasks_by_id,
+            self.policy.members[0].base,
+            self._stream("reward_model", iteration),
+            max_text_tokens=self.config.reward_model_tokens,
+            micro_batch_tokens=self.config.micro_batch_tokens,
+        )
 
     def _proxy(self) -> Callable[[Trajectory], float]:
         if self._reward_model is None:
@@ -529,9 +357,14 @@ class _Run:
     def evaluate(self, finished: int) -> None:
         """Oracle metrics after `finished` iterations, on common random numbers, so that iterations are comparable."""
         config = self.config
-        by_task, played = evaluate(self.policy, self.team.eval_tasks, config.eval_samples, Stream(config.seed, "evaluate"))
-        self.evaluation += [EvaluationRow(task_id, finished, name, value)
-                            for task_id, measured in by_task.items() for name, value in measured.items()]
+        by_task, played = evaluate(
+            self.policy, self.team.eval_tasks, config.eval_samples, Stream(config.seed, "evaluate")
+        )
+        self.evaluation += [
+            EvaluationRow(task_id, finished, name, value)
+            for task_id, measured in by_task.items()
+            for name, value in measured.items()
+        ]
         names = dict.fromkeys(name for measured in by_task.values() for name in measured)
         means = {name: _mean([measured[name] for measured in by_task.values() if name in measured]) for name in names}
         self._rows(finished, means)
@@ -539,7 +372,9 @@ class _Run:
             self._rows(finished, {"reward_model/evaluation_reward": float(self._reward_model.scores(played).mean())})
         self._rows(finished, {f"count/{name}": float(count) for name, count in self.counts.items()})
         shown = played[:: config.eval_samples][:8]
-        self.examples[str(finished)] = [{"task": t.task_id, "responses": t.responses, "reward": t.total_return} for t in shown]
+        self.examples[str(finished)] = [
+            {"task": t.task_id, "responses": t.responses, "reward": t.total_return} for t in shown
+        ]
 
     # -- bookkeeping ---------------------------------------------------------------------------------------------------
 
@@ -550,33 +385,61 @@ class _Run:
         trajectories = [trajectory for group in played for trajectory in group]
         self.counts[name] += len(trajectories)
         self.counts["oracle_calls"] += len(trajectories)
-        self.counts["sampled_tokens"] += sum(len(action.token_ids) for t in trajectories for turn in t.actions for action in turn)
+        self.counts["sampled_tokens"] += sum(
+            len(action.token_ids) for t in trajectories for turn in t.actions for action in turn
+        )
 
     def _trained(self, iteration: int, metrics: Mapping[str, float]) -> None:
         self.counts["env_steps"] += int(metrics["samples"]) * self.domain.horizon
         self._rows(iteration + 1, {f"train/{name}": value for name, value in metrics.items() if name != "samples"})
 
-    def _record_preferences(self, iteration: int, agents, others, selected: Sequence[PreferencePair], ties: int) -> None:
+    def _record_preferences(
+        self, iteration: int, agents, others, selected: Sequence[PreferencePair], ties: int
+    ) -> None:
         diversity = pair_diversity(selected).values()
         empty = [not any(text.strip() for text in t.responses[-1]) for group in others for t in group]
-        self._rows(iteration + 1, {
-            "preferences/ties": float(ties),
-            "preferences/pairs": float(len(selected)),
-            "preferences/agent_wins": _mean([float(pair.winner_is_agent) for pair in selected]),
-            "preferences/winner_return": _mean([pair.winner.total_return for pair in selected]),
-            "preferences/gap": _mean([pair.gap for pair in selected]),
-            "preferences/distinct_winners": _mean([d.winners for d in diversity]),
-            "preferences/agent_reward": _mean([t.total_return for group in agents for t in group]),
-            "preferences/comparator_reward": _mean([t.total_return for group in others for t in group]),
-            "preferences/comparator_empty": _mean([float(e) for e in empty]),
-        })
+        self._rows(
+            iteration + 1,
+            {
+                "preferences/ties": float(ties),
+                "preferences/pairs": float(len(selected)),
+                "preferences/agent_wins": _mean([float(pair.winner_is_agent) for pair in selected]),
+                "preferences/winner_return": _mean([pair.winner.total_return for pair in selected]),
+                "preferences/gap": _mean([pair.gap for pair in selected]),
+                "preferences/distinct_winners": _mean([d.winners for d in diversity]),
+                "preferences/agent_reward": _mean([t.total_return for group in agents for t in group]),
+                "preferences/comparator_reward": _mean([t.total_return for group in others for t in group]),
+                "preferences/comparator_empty": _mean([float(e) for e in empty]),
+            },
+        )
 
     def _rows(self, finished: int, values: Mapping[str, float]) -> None:
         c = self.config
-        buffer = f"decay {c.buffer_decay:g}" if c.buffer == "decay" else f"delay {c.buffer_delay}" if c.buffer == "delay" else c.buffer
+        buffer = (
+            f"decay {c.buffer_decay:g}"
+            if c.buffer == "decay"
+            else f"delay {c.buffer_delay}"
+            if c.buffer == "delay"
+            else c.buffer
+        )
         comparator, buffer = (c.comparator, buffer) if c.learns_from_preferences else ("none", "none")
-        self.metrics += [MetricRow(c.experiment, c.profile, c.domain, c.method, c.paradigm, comparator, buffer, c.seed,
-                                   finished, self.counts["env_steps"], name, float(value)) for name, value in values.items()]
+        self.metrics += [
+            MetricRow(
+                c.experiment,
+                c.profile,
+                c.domain,
+                c.method,
+                c.paradigm,
+                comparator,
+                buffer,
+                c.seed,
+                finished,
+                self.counts["env_steps"],
+                name,
+                float(value),
+            )
+            for name, value in values.items()
+        ]
 
     @property
     def _fingerprint(self) -> str:
@@ -587,10 +450,15 @@ class _Run:
         self.seconds += time.monotonic() - self._started
         self._started = time.monotonic()
         state = {
-            "fingerprint": self._fingerprint, "finished": self.finished, "seconds": self.seconds, "counts": self.counts,
+            "fingerprint": self._fingerprint,
+            "finished": self.finished,
+            "seconds": self.seconds,
+            "counts": self.counts,
             "metrics": [list(asdict(row).values()) for row in self.metrics],
             "evaluation": [list(asdict(row).values()) for row in self.evaluation],
-            "examples": self.examples, "adapters": self.policy.snapshot(), "optimizer": self.optimizer.state(),
+            "examples": self.examples,
+            "adapters": self.policy.snapshot(),
+            "optimizer": self.optimizer.state(),
             "comparator": self.team.comparator.state() if self.team.comparator else None,
             "buffer": json.dumps(self.buffer.state_dict()),
             "reward_model": self._reward_model.scalar.state() if self._reward_model else None,
@@ -629,17 +497,32 @@ class _Run:
         write_metrics(out_dir / METRICS_FILE, self.metrics)
         write_evaluation(out_dir / EVALUATION_FILE, self.evaluation)
         files = [METRICS_FILE, EVALUATION_FILE, "examples.json"]
-        (out_dir / "examples.json").write_text(json.dumps(self.examples, indent=1, ensure_ascii=False), encoding="utf-8")
+        (out_dir / "examples.json").write_text(
+            json.dumps(self.examples, indent=1, ensure_ascii=False), encoding="utf-8"
+        )
         if config.method != "untrained":
             shutil.rmtree(out_dir / "adapters", ignore_errors=True)
             self.policy.save(out_dir / "adapters")
             files.append("adapters")
-        refused = {task_id: reason for found in getattr(self.domain, "refused", {}).values() for task_id, reason in found}
+        refused = {
+            task_id: reason for found in getattr(self.domain, "refused", {}).values() for task_id, reason in found
+        }
         write_manifest(
-            out_dir / MANIFEST_FILE, files=files, parameters=asdict(config), task_source=config.source,
-            task_counts={"train": len(self.team.train_tasks), "eval": len(self.team.eval_tasks)}, refused_tasks=refused,
+            out_dir / MANIFEST_FILE,
+            files=files,
+            parameters=asdict(config),
+            task_source=config.source,
+            task_counts={"train": len(self.team.train_tasks), "eval": len(self.team.eval_tasks)},
+            refused_tasks=refused,
             model="; ".join(f"{name}: {about['origin']}" for name, about in self.team.models.items()),
-            device=str(self.policy.members[0].base.device), seconds=self.seconds, notes={"models": self.team.models})
+            device=str(self.policy.members[0].base.device),
+            seconds=self.seconds,
+            notes={
+                "models": self.team.models,
+                "top_k": [member.settings.top_k for member in self.policy.members],
+                **self.domain.provenance(config.source),
+            },
+        )
         (out_dir / "checkpoint.pt").unlink(missing_ok=True)
         return RunResult(out_dir, self.metrics, self.evaluation)
 

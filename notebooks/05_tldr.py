@@ -54,7 +54,10 @@ if "google.colab" in sys.modules:  # elsewhere this cell does nothing
 # %%
 import json
 import tempfile
+import warnings
 from pathlib import Path
+
+warnings.filterwarnings("ignore", message="IProgress not found")  # plain bars are meant
 
 import matplotlib.pyplot as plt
 import pandas as pd

@@ -10,13 +10,13 @@ import pytest
 import torch
 from peft import PeftModel
 from torch.testing import assert_close
+from toy_models import adapted_model, gradients, plain_logprob, randomize_adapter, relative_difference
 from transformers import AutoModelForCausalLM
 
 from mapl_core.adapters import AdaptedModel
 from mapl_core.losses import madpo_loss
 from mapl_core.scoring import ScalarModel, accumulate_logprob_gradients, response_logprobs
 from mapl_core.seeding import Stream
-from tests.toy_models import adapted_model, gradients, plain_logprob, randomize_adapter, relative_difference
 
 PROMPT = (7, 8, 9, 10)
 WINNERS = {"agent0": (PROMPT, (20, 21, 22, 5)), "agent1": ((11, 12), (23, 5))}
@@ -29,14 +29,18 @@ def _flags(adapted: AdaptedModel) -> dict[str, bool]:
 
 
 def _base_weights(adapted: AdaptedModel) -> dict[str, torch.Tensor]:
-    return {name: weight.detach().clone() for name, weight in adapted.loaded.model.named_parameters() if "lora_" not in name}
+    return {
+        name: weight.detach().clone() for name, weight in adapted.loaded.model.named_parameters() if "lora_" not in name
+    }
 
 
 def _routed_madpo_gradients(adapted: AdaptedModel) -> dict[str, list[torch.Tensor]]:
     """The gradients of one MADPO pair as the package takes them: margins first, then one agent after the other."""
+
     def scores(items, adapter):
-        return torch.stack([response_logprobs(adapted, adapter and name, [items[name]], max_tokens=64)
-                            for name in AGENTS], dim=1)[..., None]
+        return torch.stack(
+            [response_logprobs(adapted, adapter and name, [items[name]], max_tokens=64) for name in AGENTS], dim=1
+        )[..., None]
 
     policy = torch.cat([scores(WINNERS, True), scores(LOSERS, True)]).requires_grad_()
     loss, _ = madpo_loss(policy[:1], policy[1:], scores(WINNERS, None), scores(LOSERS, None), beta=0.1)
@@ -107,7 +111,9 @@ def test_dpo1_dropout_layers_are_off_as_well(tiny_gpt2):
     noisy = AdaptedModel(tiny_gpt2(attn_pdrop=0.1, resid_pdrop=0.1, embd_pdrop=0.1), gradient_checkpointing=True)
     assert noisy.loaded.model.training
     items = [(PROMPT, (20, 21, 22, 2))]
-    assert_close(response_logprobs(noisy, None, items, max_tokens=64), response_logprobs(quiet, None, items, max_tokens=64))
+    assert_close(
+        response_logprobs(noisy, None, items, max_tokens=64), response_logprobs(quiet, None, items, max_tokens=64)
+    )
 
 
 def test_switching_gives_every_adapter_its_gradient_flag_back(tiny_qwen3):
@@ -151,8 +157,10 @@ def test_a_fresh_adapter_is_the_base_and_comes_from_its_stream(tiny_qwen3):
         assert bool(one.any()) and float(one.detach().abs().max()) <= bound
         assert torch.equal(one, twin) and not torch.equal(one, two)
     items = [(PROMPT, (20, 21, 5))]
-    assert torch.equal(response_logprobs(adapted, "agent0", items, max_tokens=64),
-                       response_logprobs(adapted, None, items, max_tokens=64))
+    assert torch.equal(
+        response_logprobs(adapted, "agent0", items, max_tokens=64),
+        response_logprobs(adapted, None, items, max_tokens=64),
+    )
 
 
 def test_all_seven_projections_of_every_layer_carry_an_adapter(tiny_qwen3):
@@ -203,6 +211,7 @@ def test_state_is_a_copy_and_loading_it_brings_one_adapter_back(tiny_qwen3):
 
 def test_taking_the_state_asks_no_hub(tiny_qwen3, monkeypatch):
     """PEFT looks up the base's config on the hub when a model with a hub id is saved; a snapshot must not."""
+
     def refuse(*_, **__):
         raise AssertionError("the hub was asked")
 
@@ -226,8 +235,12 @@ def test_save3_stock_peft_loads_each_agent_and_not_the_other(tiny_qwen3, tmp_pat
         for item in (WINNERS[name], LOSERS[name]):
             expected = response_logprobs(adapted, name, [item], max_tokens=64)[0]
             assert_close(plain_logprob(stock, *item).detach().float(), expected, rtol=1e-5, atol=1e-5)
-    both = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32),
-                                     tmp_path / "adapters" / "agent0", adapter_name="agent0", is_trainable=True)
+    both = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32),
+        tmp_path / "adapters" / "agent0",
+        adapter_name="agent0",
+        is_trainable=True,
+    )
     both.load_adapter(tmp_path / "adapters" / "agent1", "agent1", is_trainable=True)
     for name in AGENTS:
         both.set_adapter(name)

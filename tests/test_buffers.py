@@ -593,9 +593,11 @@ def test_bad_settings_are_refused_with_the_value_and_the_remedy(mode, options, m
 
 
 @pytest.mark.parametrize("mode", BUFFER_MODES)
-def test_seed2_sampling_without_a_generator_is_refused(mode):
+def test_seed2_sampling_without_a_generator_is_refused_before_anything_is_drawn(mode):
+    before = torch.get_rng_state()
     with pytest.raises(ValueError, match="needs an explicit torch.Generator, got None"):
         filled(mode, [3]).sample(None)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_seed2_building_selecting_and_sampling_leave_global_random_states_alone():

@@ -110,5 +110,5 @@ def test_run1_a_mistyped_word_costs_a_moment_and_nothing_is_installed_or_written
     run = subprocess.run(
         [*command, "--results", str(tmp_path / "results")], capture_output=True, text=True, cwd=ROOT, check=False
     )
-    assert run.returncode == 2 and "unknown --domains 'tdlr'; valid: tldr" in run.stderr + "".join(profile_names())
+    assert run.returncode == 2 and "unknown --domains 'tdlr'; valid: tldr" in run.stderr
     assert time.process_time() - began < 5 and not (tmp_path / "results").exists()

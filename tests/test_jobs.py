@@ -84,7 +84,7 @@ def test_pm7_sys_exit_0_is_a_failure_although_papermill_says_0(job: Path, notebo
 
 def test_pm7_stopping_after_the_results_were_written_is_a_failure_too(job: Path, notebook: Path):
     stop_at(job, 5, ("ValueError", "the plot broke"))
-    assert "cell 5 (`if failure == \"late\":`): ValueError: the plot broke" in judge(notebook, job, 1, KNOBS)
+    assert 'cell 5 (`if failure == "late":`): ValueError: the plot broke' in judge(notebook, job, 1, KNOBS)
     with pytest.raises(ResultError, match="stopped in cell 5"):
         check_done(notebook, job)
 
@@ -119,6 +119,21 @@ def test_pm6_a_killed_kernel_is_reported_as_memory_with_three_knobs(job: Path, n
     problem = judge(notebook, job, code, KNOBS)
     assert "cell 4" in problem and "killed, probably for memory" in problem
     assert problem.endswith(f"lower {', '.join(KNOBS)}")
+
+
+def test_pm6_the_cell_of_a_killed_kernel_is_the_last_that_began(job: Path, notebook: Path):
+    """papermill leaves that cell with an execution count and no error."""
+    book = nbformat.read(job / "notebook.ipynb", as_version=4)
+    book.cells[4].execution_count = None
+    book.cells[4].metadata.papermill.start_time = None
+    nbformat.write(book, job / "notebook.ipynb")
+    assert "cell 4 (" in judge(notebook, job, DEAD_KERNEL, KNOBS)
+    with pytest.raises(ResultError, match="stopped in cell 4"):
+        check_done(notebook, job)
+
+
+def test_pm6_a_kernel_killed_by_the_last_cell_is_located_too(job: Path, notebook: Path):
+    assert "cell 5 (" in judge(notebook, job, DEAD_KERNEL, KNOBS)
 
 
 @pytest.mark.parametrize("name", ["MemoryError", "OutOfMemoryError"])

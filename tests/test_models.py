@@ -139,7 +139,7 @@ def test_a_malformed_pocket_name_is_an_error_that_shows_the_form(name):
         load_model(name)
 
 
-@pytest.mark.parametrize("name", ["", "gpt2", "smollm2", "./missing", "/no/such/folder", "a/b/c", "a b/c", "org/name@"])
+@pytest.mark.parametrize("name", ["gpt2", "smollm2", "./missing", "/no/such/folder", "a/b/c", "a b/c", "org/name@"])
 def test_an_unknown_name_is_an_error_that_lists_the_valid_forms(name, no_network):
     with pytest.raises(ValueError, match=f"{re.escape(repr(name))}.*pocket:tldr:1x.*smollm2-135m-instruct.*org/name"):
         load_model(name)
@@ -294,6 +294,9 @@ def test_tok11_a_tokenizer_without_eos_is_refused(tiny_qwen3):
     loaded = tiny_qwen3()
     loaded.tokenizer.eos_token = None
     with pytest.raises(ValueError, match=r"tokenizer's EOS is missing, the model's EOS is <\|im_end\|>"):
+        reconcile_special_tokens(loaded.tokenizer, loaded.model, "this model")
+    loaded.model.config.eos_token_id = None
+    with pytest.raises(ValueError, match="tokenizer's EOS is missing, the model's EOS is missing"):
         reconcile_special_tokens(loaded.tokenizer, loaded.model, "this model")
 
 

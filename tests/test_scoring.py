@@ -9,17 +9,24 @@ import pytest
 import torch
 from torch.nn.functional import logsigmoid
 from torch.testing import assert_close
+from toy_models import adapted_model, gradients, plain_logprob, randomize_adapter, relative_difference
 
 from mapl_core import scoring
 from mapl_core.adapters import AdaptedModel
 from mapl_core.scoring import ScalarModel, accumulate_logprob_gradients, build_batch, pack_rows, response_logprobs
 from mapl_core.seeding import Stream
-from tests.toy_models import adapted_model, gradients, plain_logprob, randomize_adapter, relative_difference
 
 LONG, SHORT = (7, 8, 9, 10, 11, 12, 13), (14, 15)
 # Two prompts of unequal length, responses of 1 to 6 tokens, some closed with EOS (qwen3: 5, llama and gpt2: 2).
-ITEMS = [(LONG, (20, 21, 22, 5)), (SHORT, (23, 2)), (LONG, (30,)), (LONG, (31, 32, 33, 34, 35, 2)), (SHORT, (2,)),
-         (SHORT, (5, 5)), ((16,), (24, 25, 26))]
+ITEMS = [
+    (LONG, (20, 21, 22, 5)),
+    (SHORT, (23, 2)),
+    (LONG, (30,)),
+    (LONG, (31, 32, 33, 34, 35, 2)),
+    (SHORT, (2,)),
+    (SHORT, (5, 5)),
+    ((16,), (24, 25, 26)),
+]
 FAMILIES = ("tiny_qwen3", "tiny_llama", "tiny_gpt2")
 
 
@@ -55,8 +62,12 @@ def test_tok6_batch_mates_and_micro_batches_do_not_matter(policy):
     reordered = response_logprobs(adapted, adapter, [ITEMS[i] for i in order], max_tokens=4096)
     assert_close(reordered, together[order], rtol=1e-5, atol=1e-5)
     mates = [(LONG, (40, 41, token, 2)) for token in range(12)] + [((9,) * 30, (10,) * 20)]
-    assert_close(response_logprobs(adapted, adapter, [*mates, *ITEMS], max_tokens=4096)[len(mates):], together,
-                 rtol=1e-5, atol=1e-5)
+    assert_close(
+        response_logprobs(adapted, adapter, [*mates, *ITEMS], max_tokens=4096)[len(mates) :],
+        together,
+        rtol=1e-5,
+        atol=1e-5,
+    )
 
 
 def test_tok5_the_pad_id_does_not_matter(policy):
@@ -159,8 +170,10 @@ def test_rl5_an_empty_response_has_no_gradient(tiny_qwen3):
 def test_equal_items_are_computed_once_and_counted_as_often_as_they_occur(tiny_qwen3):
     adapted = adapted_model(tiny_qwen3(), "agent0")
     item, other = ITEMS[0], ITEMS[1]
-    assert torch.equal(response_logprobs(adapted, "agent0", [item, other, item, item], max_tokens=512)[[0, 2, 3]],
-                       response_logprobs(adapted, "agent0", [item, other], max_tokens=512)[[0, 0, 0]])
+    assert torch.equal(
+        response_logprobs(adapted, "agent0", [item, other, item, item], max_tokens=512)[[0, 2, 3]],
+        response_logprobs(adapted, "agent0", [item, other], max_tokens=512)[[0, 0, 0]],
+    )
     accumulate_logprob_gradients(adapted, "agent0", [item, other, item], torch.tensor([0.5, 1.0, -2.0]), max_tokens=512)
     repeated = gradients(adapted, "agent0")
     accumulate_logprob_gradients(adapted, "agent0", [item, other], torch.tensor([-1.5, 1.0]), max_tokens=512)
@@ -197,8 +210,11 @@ def test_bases_that_cannot_share_prompts_give_the_same(tiny_qwen3, monkeypatch):
     monkeypatch.setattr(AdaptedModel, "shares_prompts", False)
     masks = []
     adapted.backbone.register_forward_pre_hook(
-        lambda _, args, kwargs: masks.append(kwargs["attention_mask"].ndim), with_kwargs=True)
-    assert_close(response_logprobs(adapted, "agent0", [*ITEMS, (LONG, ())], max_tokens=60), shared, rtol=1e-5, atol=1e-5)
+        lambda _, args, kwargs: masks.append(kwargs["attention_mask"].ndim), with_kwargs=True
+    )
+    assert_close(
+        response_logprobs(adapted, "agent0", [*ITEMS, (LONG, ())], max_tokens=60), shared, rtol=1e-5, atol=1e-5
+    )
     accumulate_logprob_gradients(adapted, "agent0", ITEMS, WEIGHTS, max_tokens=60)
     assert relative_difference(gradients(adapted, "agent0"), _plain_gradients(adapted)) < 1e-5
     assert set(masks) == {2}, "the ordinary mask, which any attention takes"
@@ -250,7 +266,8 @@ def test_memory_is_bounded_by_the_micro_batch(tiny_qwen3):
     adapted = adapted_model(tiny_qwen3(), "agent0")
     shapes = []
     adapted.backbone.register_forward_pre_hook(
-        lambda _, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True)
+        lambda _, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
     items = [(LONG, (20 + i % 7,) * (1 + i % 5) + (i % 40,)) for i in range(60)]
     accumulate_logprob_gradients(adapted, "agent0", items, torch.ones(60), max_tokens=40)
     assert len(shapes) > 5 and max(rows * width for rows, width in shapes) <= 40
@@ -273,15 +290,22 @@ def test_packing_loses_and_repeats_no_response():
     for max_tokens in (1, 7, 20, 100):
         for share in (True, False):
             rows = [row for batch in pack_rows(items, max_tokens=max_tokens, share_prompts=share) for row in batch]
-            placed = {m: (row.prompt, response) for row in rows for m, response in zip(row.members, row.responses, strict=True)}
+            placed = {
+                m: (row.prompt, response)
+                for row in rows
+                for m, response in zip(row.members, row.responses, strict=True)
+            }
             assert [placed[index] for index in range(len(items))] == items
             assert sum(len(row.members) for row in rows) == len(items)
 
 
 def test_the_block_mask_shows_a_response_its_prompt_and_itself_alone():
     """By hand: prompt (1 2), responses (3) and (4 5), in a row padded by one."""
-    rows = [r for batch in pack_rows([((1, 2), (3,)), ((1, 2), (4, 5)), ((6,), (7,) * 5)], max_tokens=99, share_prompts=True)
-            for r in batch]
+    rows = [
+        r
+        for batch in pack_rows([((1, 2), (3,)), ((1, 2), (4, 5)), ((6,), (7,) * 5)], max_tokens=99, share_prompts=True)
+        for r in batch
+    ]
     batch = build_batch(rows, pad_id=0, dtype=torch.float32, device=torch.device("cpu"))
     row = next(i for i, r in enumerate(rows) if len(r.responses) == 2)
     assert batch.input_ids[row].tolist() == [1, 2, 3, 4, 5, 0]
@@ -295,8 +319,11 @@ def test_the_block_mask_shows_a_response_its_prompt_and_itself_alone():
         [1, 1, 0, 0, 0, 1],  # a pad may look where it likes; nobody looks at it
     ]
     width = 6
-    own = [(int(p) - row * width, int(t)) for p, t in zip(batch.predictors, batch.targets, strict=True)
-           if row * width <= p < (row + 1) * width]
+    own = [
+        (int(p) - row * width, int(t))
+        for p, t in zip(batch.predictors, batch.targets, strict=True)
+        if row * width <= p < (row + 1) * width
+    ]
     assert own == [(1, 3), (1, 4), (3, 5)]
 
 
@@ -331,15 +358,19 @@ def test_the_kl_equals_enumeration_over_the_vocabulary(tiny_qwen3):
     expected = float(_plain_kl(adapted, items))
     assert expected > 1.0
     for max_tokens in (1, 512):
-        found = accumulate_logprob_gradients(adapted, "agent0", items, torch.zeros(len(items)), max_tokens=max_tokens,
-                                             kl_weight=1.0)
+        found = accumulate_logprob_gradients(
+            adapted, "agent0", items, torch.zeros(len(items)), max_tokens=max_tokens, kl_weight=1.0
+        )
         assert_close(found, expected, rtol=1e-5, atol=0)
 
 
 def test_the_kl_of_equal_policies_is_zero_with_zero_gradient(tiny_qwen3):
     adapted = AdaptedModel(tiny_qwen3(), rank=4)
     adapted.add_adapter("agent0", Stream(0, "init"))
-    assert accumulate_logprob_gradients(adapted, "agent0", ITEMS, torch.zeros(len(ITEMS)), max_tokens=512, kl_weight=1.0) == 0
+    assert (
+        accumulate_logprob_gradients(adapted, "agent0", ITEMS, torch.zeros(len(ITEMS)), max_tokens=512, kl_weight=1.0)
+        == 0
+    )
     assert all(float(gradient.abs().max()) < 1e-6 for gradient in gradients(adapted, "agent0"))
 
 
@@ -377,8 +408,9 @@ def _plain_scalar(scalar: ScalarModel, prefix, rest, *, left=0, right=0) -> torc
     ids = torch.tensor([[2] * left + [*prefix, *rest] + [2] * right])
     mask = torch.tensor([[0] * left + [1] * (len(prefix) + len(rest)) + [0] * right])
     with scalar.adapted.using("value"):
-        hidden = scalar.adapted.loaded.model.model(input_ids=ids, attention_mask=mask,
-                                                   position_ids=(mask.cumsum(1) - 1).clamp_min(0)).last_hidden_state
+        hidden = scalar.adapted.loaded.model.model(
+            input_ids=ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp_min(0)
+        ).last_hidden_state
     return scalar.head(hidden[0, left + len(prefix) + len(rest) - 1].float())[0]
 
 
@@ -442,8 +474,10 @@ def test_dpo7_training_a_scalar_gives_the_agents_and_the_base_no_gradient(tiny_q
     scalar = _scalar(tiny_qwen3())
     scalar.backward(TEXTS[:8], _pair_loss)
     trained = {id(p) for p in scalar.parameters()}
-    assert all((p.grad is not None) == (id(p) in trained) for p in
-               [*scalar.adapted.loaded.model.parameters(), *scalar.head.parameters()])
+    assert all(
+        (p.grad is not None) == (id(p) in trained)
+        for p in [*scalar.adapted.loaded.model.parameters(), *scalar.head.parameters()]
+    )
 
 
 def test_rm6_a_new_scalar_model_is_fresh(tiny_qwen3):

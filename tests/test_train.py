@@ -50,10 +50,23 @@ def model_folder(tmp_path_factory):
 def config(model_folder):
     def make(method="madpo", paradigm="dec-dec", **changes) -> RunConfig:
         values = {
-            "profile": "test", "domain": "toy", "agent_models": [model_folder], "central_model": model_folder,
-            "train_tasks": 4, "eval_tasks": 2, "eval_samples": 2, "max_new_tokens": [6], "iterations": 2,
-            "samples_per_task": 4, "pairs_per_task": 2, "batch_size": 4, "learning_rate": 1e-2, "lora_rank": 4,
-            "reward_model_epochs": 1, "reward_model_tokens": 128, **changes,
+            "profile": "test",
+            "domain": "toy",
+            "agent_models": [model_folder],
+            "central_model": model_folder,
+            "train_tasks": 4,
+            "eval_tasks": 2,
+            "eval_samples": 2,
+            "max_new_tokens": [6],
+            "iterations": 2,
+            "samples_per_task": 4,
+            "pairs_per_task": 2,
+            "batch_size": 4,
+            "learning_rate": 1e-2,
+            "lora_rank": 4,
+            "reward_model_epochs": 1,
+            "reward_model_tokens": 128,
+            **changes,
         }
         return RunConfig(method=method, paradigm=paradigm, **values)
 
@@ -82,7 +95,9 @@ def test_every_method_moves_every_agent_of_teams_of_one_two_and_three(config, tm
 @pytest.mark.parametrize("paradigm", ["dec-dec", "cen-cen"])
 def test_two_turns_train_and_count_twice_the_steps(config, tmp_path, method, paradigm):
     one = run_mapl(config(method, paradigm, iterations=1), tmp_path / "one", progress=False)
-    two = run_mapl(config(method, paradigm, iterations=1, domain_options={"horizon": 2}), tmp_path / "two", progress=False)
+    two = run_mapl(
+        config(method, paradigm, iterations=1, domain_options={"horizon": 2}), tmp_path / "two", progress=False
+    )
     steps = [max(row.env_steps for row in result.metrics) for result in (one, two)]
     if method == "madpo":  # ties may drop pairs
         assert steps[1] > 0 and steps[1] % 2 == 0
@@ -121,13 +136,16 @@ class Killed(BaseException):
     """Stands for SIGKILL: no handler of the loop sees it."""
 
 
-@pytest.mark.parametrize("method, changes", [
-    ("madpo", {"comparator": "last", "reference": "previous"}),
-    ("madpo", {"buffer": "offline"}),
-    ("marlhf", {"selection": "proxy", "iterations": 3}),
-    ("magrpo", {"normalize": "mean_std"}),
-    ("collm_dc", {}),
-])
+@pytest.mark.parametrize(
+    "method, changes",
+    [
+        ("madpo", {"comparator": "last", "reference": "previous"}),
+        ("madpo", {"buffer": "offline"}),
+        ("marlhf", {"selection": "proxy", "iterations": 3}),
+        ("magrpo", {"normalize": "mean_std"}),
+        ("collm_dc", {}),
+    ],
+)
 def test_save1_a_killed_run_ends_with_the_numbers_and_weights_of_an_undisturbed_one(
     config, tmp_path, monkeypatch, method, changes
 ):
@@ -196,21 +214,35 @@ def test_rl7_the_step_does_not_depend_on_the_micro_batch(config):
     torch.testing.assert_close(*moved, rtol=1e-4, atol=1e-4)
 
 
-def test_offline_madpo_trains_on_every_collected_pair_once(config, tmp_path):
+def test_offline_madpo_trains_on_every_collected_pair_once(config, tmp_path, monkeypatch):
+    trained = []
+    original = train.update_madpo
+
+    def recording(policy, optimizer, pairs, stream, settings):
+        trained.append([id(pair) for pair in pairs])
+        return original(policy, optimizer, pairs, stream, settings)
+
+    monkeypatch.setattr(train, "update_madpo", recording)
     result = run_mapl(config(buffer="offline"), tmp_path, progress=False)
     assert value(result, "count/agent_samples", 2) == 2 * 4 * 4  # the whole budget, collected at once
-    assert max(row.env_steps for row in result.metrics) == 2 * value(result, "preferences/pairs", 1)
+    seen = [pair for part in trained for pair in part]
+    assert len(seen) == len(set(seen)) == value(result, "preferences/pairs", 1)
+    assert all(trained)  # every iteration has its part
 
 
-def test_rm4_the_evaluation_takes_no_reward_model_and_a_poisoned_one_changes_no_oracle_number(config, tmp_path, monkeypatch):
+def test_rm4_the_evaluation_takes_no_reward_model_and_a_poisoned_one_changes_no_oracle_number(
+    config, tmp_path, monkeypatch
+):
     assert "reward" not in " ".join(inspect.signature(evaluate).parameters)
     settings = config("marlhf", iterations=1)
     team = build_team(settings)
     honest, played = evaluate(team.policy, team.eval_tasks, 2, Stream(0, "evaluate"))
     monkeypatch.setattr(RewardModel, "scores", lambda self, trajectories: torch.full((len(trajectories),), 1e9))
     assert evaluate(team.policy, team.eval_tasks, 2, Stream(0, "evaluate"))[0] == honest
-    by_hand = {task.id: sum(ToyDomain().reward(list(t.responses[0]), task).total for t in played if t.task_id == task.id) / 2
-               for task in team.eval_tasks}
+    by_hand = {
+        task.id: sum(ToyDomain().reward(list(t.responses[0]), task).total for t in played if t.task_id == task.id) / 2
+        for task in team.eval_tasks
+    }
     assert {task_id: measured["reward"] for task_id, measured in honest.items()} == pytest.approx(by_hand)
 
 
@@ -228,7 +260,9 @@ def test_dec_cen_scores_a_coordinators_sections_under_the_agents_own_prompts(con
     own = team.policy.sample([task], 1, Stream(0, "collect"))[0][0]
     end = team.policy.members[0].base.tokenizer.eos_token_id
     for trajectory in adopted:
-        assert [action.prompt_ids for action in trajectory.actions[0]] == [action.prompt_ids for action in own.actions[0]]
+        assert [action.prompt_ids for action in trajectory.actions[0]] == [
+            action.prompt_ids for action in own.actions[0]
+        ]
         assert all(action.token_ids[-1] == end for action in trajectory.actions[0])
 
 
@@ -241,19 +275,22 @@ def test_the_manifest_holds_every_effective_parameter_and_where_the_weights_came
     assert manifest["tasks"]["counts"] == {"train": 0, "eval": 2}
 
 
-@pytest.mark.parametrize("changes, message", [
-    ({"pairs_per_task": 0}, r"pairs_per_task \(k\) is 0"),
-    ({"samples_per_task": 1}, r"samples_per_task \(m\) is 1 and pairs_per_task \(k\) is 2"),
-    ({"method": "magrpo", "num_generations": 1}, r"num_generations \(G\) is 1"),
-    ({"method": "ppo"}, "unknown method 'ppo'; valid: untrained, madpo"),
-    ({"paradigm": "dec"}, "unknown paradigm 'dec'"),
-    ({"paradigm": "cen-dec"}, "unknown paradigm 'cen-dec'"),
-    ({"domain": "chess"}, "unknown domain 'chess'"),
-    ({"temperature": 0.0}, "greedy samples"),
-    ({"max_new_tokens": [6, 6, 6]}, "max_new_tokens is"),
-    ({"learning_rate": "fast"}, "learning_rate"),
-    ({"buffer": "ring"}, "unknown buffer 'ring'"),
-])
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"pairs_per_task": 0}, r"pairs_per_task \(k\) is 0"),
+        ({"samples_per_task": 1}, r"samples_per_task \(m\) is 1 and pairs_per_task \(k\) is 2"),
+        ({"method": "magrpo", "num_generations": 1}, r"num_generations \(G\) is 1"),
+        ({"method": "ppo"}, "unknown method 'ppo'; valid: untrained, madpo"),
+        ({"paradigm": "dec"}, "unknown paradigm 'dec'"),
+        ({"paradigm": "cen-dec"}, "unknown paradigm 'cen-dec'"),
+        ({"domain": "chess"}, "unknown domain 'chess'"),
+        ({"temperature": 0.0}, "greedy samples"),
+        ({"max_new_tokens": [6, 6, 6]}, "max_new_tokens is"),
+        ({"learning_rate": "fast"}, "learning_rate"),
+        ({"buffer": "ring"}, "unknown buffer 'ring'"),
+    ],
+)
 def test_impossible_configurations_name_the_value_before_anything_is_loaded(config, monkeypatch, changes, message):
     monkeypatch.setattr(train, "load_model", lambda name: pytest.fail("a model was loaded"))
     with pytest.raises(ConfigError, match=message):

@@ -27,8 +27,11 @@ class ToyDomain(Domain):
 
     def load_tasks(self, split: str, source: str, limit: int | None = None) -> list[Task]:
         colours = ("red", "green") if split == "train" else ("blue", "a")
-        tasks = [Task(f"{split}-{colour}-{word}", source, split, {"colour": colour, "word": word})
-                 for colour in colours for word in TARGETS[:5]]
+        tasks = [
+            Task(f"{split}-{colour}-{word}", source, split, {"colour": colour, "word": word})
+            for colour in colours
+            for word in TARGETS[:5]
+        ]
         return tasks[:limit]
 
     def task_text(self, task: Task) -> str:

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from toy_domains import ToyDomain
 
 from mapl_core.adapters import AdaptedModel
 from mapl_core.buffers import Response, Trajectory
 from mapl_core.models import LoadedModel
+from mapl_core.policies import JointPolicy
+from mapl_core.sampling import SamplingSettings
 from mapl_core.seeding import Stream
 
 
@@ -30,8 +33,16 @@ def randomize_adapter(adapted: AdaptedModel, name: str, *, seed: int, scale: flo
             weight.copy_(scale * torch.randn(weight.shape, generator=generator))
 
 
-def plain_logprob(model: nn.Module, prompt: Sequence[int], response: Sequence[int], *, left: int = 0, right: int = 0,
-                  pad_id: int = 0, temperature: float = 1.0) -> Tensor:
+def plain_logprob(
+    model: nn.Module,
+    prompt: Sequence[int],
+    response: Sequence[int],
+    *,
+    left: int = 0,
+    right: int = 0,
+    pad_id: int = 0,
+    temperature: float = 1.0,
+) -> Tensor:
     """log pi(response given prompt) of one sequence by a plain forward pass, with so many pads on either side."""
     ids = torch.tensor([[pad_id] * left + [*prompt, *response] + [pad_id] * right])
     mask = torch.tensor([[0] * left + [1] * (len(prompt) + len(response)) + [0] * right])
@@ -42,18 +53,29 @@ def plain_logprob(model: nn.Module, prompt: Sequence[int], response: Sequence[in
     return sum(log_probs[start + offset - 1, token] for offset, token in enumerate(response))
 
 
-def trajectory(actions: Sequence[Sequence[tuple[Sequence[int], Sequence[int]]]], *, task_id: str = "task",
-               reward: float = 0.0, responses: Sequence[Sequence[str]] | None = None) -> Trajectory:
+def trajectory(
+    actions: Sequence[Sequence[tuple[Sequence[int], Sequence[int]]]],
+    *,
+    task_id: str = "task",
+    reward: float = 0.0,
+    responses: Sequence[Sequence[str]] | None = None,
+) -> Trajectory:
     """A trajectory from [turn][policy] (prompt ids, response ids); the same reward at every turn."""
-    acted = tuple(tuple(Response(tuple(prompt), tuple(ids), " ".join(map(str, ids)), False) for prompt, ids in turn)
-                  for turn in actions)
+    acted = tuple(
+        tuple(Response(tuple(prompt), tuple(ids), " ".join(map(str, ids)), False) for prompt, ids in turn)
+        for turn in actions
+    )
     texts = responses or [[action.text for action in turn] for turn in acted]
-    return Trajectory(task_id, acted, tuple(map(tuple, texts)), (reward,) * len(acted), ({"reward": reward},) * len(acted))
+    return Trajectory(
+        task_id, acted, tuple(map(tuple, texts)), (reward,) * len(acted), ({"reward": reward},) * len(acted)
+    )
 
 
 def gradients(adapted: AdaptedModel, name: str) -> list[Tensor]:
     """Copies of an adapter's gradients, zeros where there is none; the gradients are then cleared."""
-    copies = [torch.zeros_like(weight) if weight.grad is None else weight.grad.clone() for weight in adapted.parameters(name)]
+    copies = [
+        torch.zeros_like(weight) if weight.grad is None else weight.grad.clone() for weight in adapted.parameters(name)
+    ]
     for weight in adapted.parameters(name):
         weight.grad = None
     return copies
@@ -63,3 +85,66 @@ def relative_difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> 
     """Norm of the difference over the norm of the expected, of lists of tensors taken as one vector."""
     flat = [torch.cat([tensor.double().flatten() for tensor in tensors]) for tensors in (found, expected)]
     return float((flat[0] - flat[1]).norm() / flat[1].norm())
+
+
+def make_policy(
+    bases,
+    *,
+    structure="dec",
+    random_adapters=True,
+    trained=True,
+    limits=6,
+    budget=None,
+    temperature=1.0,
+    top_p=1.0,
+    prompt_form="text",
+    seed=0,
+    **domain_options,
+) -> JointPolicy:
+    """A team of a toy domain; `bases` is one base for all its policies or a list of them."""
+    domain = ToyDomain(**domain_options)
+    count = domain.num_agents if structure == "dec" else 1
+    bases = list(bases) if isinstance(bases, list) else [bases] * count
+    limits = [limits] * count if isinstance(limits, int) else limits
+    settings = [SamplingSettings(temperature, top_p, limit) for limit in limits]
+    policy = JointPolicy(
+        domain,
+        structure,
+        bases,
+        settings,
+        prompt_form=prompt_form,
+        stream=Stream(seed, "init") if trained else None,
+        budget=budget,
+    )
+    if trained and random_adapters:
+        for index, member in enumerate(policy.members):
+            randomize_adapter(member.base, member.adapter, seed=10 + 100 * seed + index)
+    return policy
+
+
+def base(factory, **options) -> AdaptedModel:
+    """A base without adapters, from a factory of conftest.py."""
+    return AdaptedModel(factory(**options), rank=4, alpha=8)
+
+
+def ids_of(groups) -> list:
+    """The sampled ids of every trajectory of every group, [trajectory][turn and policy]."""
+    return [[action.token_ids for turn in t.actions for action in turn] for group in groups for t in group]
+
+
+def weights_of(policy) -> list[list[torch.Tensor]]:
+    """Copies of every policy's weights."""
+    return [[weight.detach().clone() for weight in policy.parameters(index)] for index in range(len(policy.members))]
+
+
+def gradients_of(policy) -> list[torch.Tensor]:
+    """Copies of all policies' gradients, zeros where there is none; the gradients are then cleared."""
+    found = [
+        torch.zeros_like(w) if w.grad is None else w.grad.clone()
+        for index in range(len(policy.members))
+        for w in policy.parameters(index)
+    ]
+    for index in range(len(policy.members)):
+        for weight in policy.parameters(index):
+            weight.grad = None
+    return found

@@ -65,6 +65,10 @@ class Domain:
         """Tasks of one split of one source, in a fixed order; the first `limit` of them if given."""
         raise NotImplementedError
 
+    def provenance(self, source: str) -> dict[str, str]:
+        """Where tasks and other data come from, in words, for the manifest."""
+        return {}
+
     def task_text(self, task: Task) -> str:
         """The material that all agents of the team are given, stated once."""
         raise NotImplementedError

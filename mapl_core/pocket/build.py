@@ -30,9 +30,9 @@ from mapl_core.pocket.common import DOMAINS, SHAPES, cache_dir, domain_tokenizer
 from mapl_core.pocket.pretrain import Example, Recipe, examples, pretrain
 
 RECIPES = {
-    "1x": Recipe(steps=1000, learning_rate=3e-3),
-    "2x": Recipe(steps=1000, learning_rate=2e-3),
-    "4x": Recipe(steps=1000, learning_rate=1.5e-3),
+    "1x": Recipe(steps=1400),
+    "2x": Recipe(steps=1200),
+    "4x": Recipe(steps=1200),
 }
 MINUTES = {"1x": 8, "2x": 12, "4x": 25}  # on one core
 FINGERPRINTED = 200  # examples of the corpus that identify it

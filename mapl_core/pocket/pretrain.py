@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mapl_core.tokens import encode_prompt, encode_response
@@ -25,17 +26,17 @@ class Recipe:
     Attributes:
         steps: optimiser steps.
         batch: examples a step.
-        learning_rate: its peak; linear warm-up, then a cosine down to a twentieth.
-        warmup: steps of the warm-up.
-        prompt_weight: weight of the prompts' tokens beside the responses'.
+        matrix_rate: peak learning rate of Muon, for the matrices of the layers.
+        vector_rate: peak learning rate of AdamW, for embeddings and norms.
+        warmup: steps of a linear warm-up; a cosine down to a twentieth follows.
         seed: of the initial weights and of the corpus.
     """
 
     steps: int
-    batch: int = 32
-    learning_rate: float = 2e-3
+    batch: int = 16
+    matrix_rate: float = 0.02
+    vector_rate: float = 3e-3
     warmup: int = 60
-    prompt_weight: float = 0.3
     seed: int = 0
 
 
@@ -68,30 +69,19 @@ def batches(corpus: Iterator[Example], size: int, rng: random.Random) -> Iterato
         yield from groups
 
 
-def corpus_loss(model: PreTrainedModel, batch: list[Example], pad_id: int, prompt_weight: float = 0.0) -> Tensor:
-    """Mean negative log-likelihood of the response tokens of a batch, end token included.
-
-    Args:
-        model, batch, pad_id: what is scored.
-        prompt_weight: adds so many times the mean over the prompts' tokens. A post repeats its fillers, so its tokens
-            teach copying as well, at no further cost.
-    """
+def response_loss(model: PreTrainedModel, batch: list[Example], pad_id: int) -> Tensor:
+    """Mean negative log-likelihood of the response tokens of a batch, end token included; prompts are not scored."""
     length = max(len(example.prompt) + len(example.response) for example in batch)
     ids = torch.full((len(batch), length), pad_id)
-    kind = torch.zeros(len(batch), length, dtype=torch.long)  # 0 padding, 1 prompt, 2 response
+    scored = torch.zeros(len(batch), length, dtype=torch.bool)
     for row, example in enumerate(batch):
-        start, end = len(example.prompt), len(example.prompt) + len(example.response)
+        end = len(example.prompt) + len(example.response)
         ids[row, :end] = torch.tensor(example.prompt + example.response)
-        kind[row, :start], kind[row, start:end] = 1, 2
+        scored[row, len(example.prompt) : end] = True
     # Causal attention with padding on the right: no scored position can see it, so no mask is needed.
     hidden = model.base_model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
-    ids, kind = ids[:, 1:], kind[:, 1:]
-
-    def mean_loss(scored: Tensor) -> Tensor:
-        return torch.nn.functional.cross_entropy(model.lm_head(hidden[scored]).float(), ids[scored])
-
-    loss = mean_loss(kind == 2)
-    return loss + prompt_weight * mean_loss(kind == 1) if prompt_weight else loss
+    logits = model.lm_head(hidden[scored[:, 1:]])
+    return torch.nn.functional.cross_entropy(logits.float(), ids[:, 1:][scored[:, 1:]])
 
 
 def learning_rate_factor(step: int, recipe: Recipe) -> float:
@@ -100,6 +90,21 @@ def learning_rate_factor(step: int, recipe: Recipe) -> float:
         return (step + 1) / recipe.warmup
     progress = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
     return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def build_optimizers(model: PreTrainedModel, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the layers, AdamW for everything else.
+
+    Copying is learnt one kind of word after the other, and AdamW alone waits long for the rarer kinds: in the 1x model
+    the verb of the post was still guessed after 900 steps of 32 examples, and copied after 500 steps of 16 with Muon.
+    """
+    matrices = [weight for name, weight in model.named_parameters() if ".layers." in name and weight.ndim == 2]
+    chosen = {id(weight) for weight in matrices}
+    others = [weight for weight in model.parameters() if id(weight) not in chosen]
+    return [
+        torch.optim.Muon(matrices, lr=recipe.matrix_rate, momentum=0.95, weight_decay=0.01, adjust_lr_fn="original"),
+        torch.optim.AdamW(others, lr=recipe.vector_rate, betas=(0.9, 0.98), weight_decay=0.01),
+    ]
 
 
 def pretrain(
@@ -124,24 +129,21 @@ def pretrain(
     Raises:
         FloatingPointError: if a loss is not finite.
     """
-    decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
-    others = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
-    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, recipe))
+    optimizers = build_optimizers(model, recipe)
+    schedules = [LambdaLR(each, lambda step: learning_rate_factor(step, recipe)) for each in optimizers]
     stream = batches(corpus, recipe.batch, random.Random(f"mapl pocket batches {recipe.seed}"))
     losses: list[float] = []
     started = time.perf_counter()
     model.train()
     for step in range(recipe.steps):
-        loss = corpus_loss(model, next(stream), pad_id, recipe.prompt_weight)
+        loss = response_loss(model, next(stream), pad_id)
         if not torch.isfinite(loss):
-            raise FloatingPointError(f"loss {loss.item()} at step {step}; lower learning_rate={recipe.learning_rate}")
-        optimizer.zero_grad()
+            raise FloatingPointError(f"loss {loss.item()} at step {step}; lower matrix_rate={recipe.matrix_rate}")
+        model.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
+        for each in (*optimizers, *schedules):
+            each.step()
         losses.append(loss.item())
         report(step, losses[-1])
     model.eval()

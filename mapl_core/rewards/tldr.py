@@ -117,7 +117,7 @@ def tldr_reward(responses: Sequence[str | None], task: Any) -> Reward:
     measured = measure(responses)
     parts = dict.fromkeys(PARTS, 0.0)
     for part, value, required in _stages(measured):
-        # A limit that is met exactly may leave a rounding error instead of zero.
+        # In every domain a stage that is worth next to nothing counts as worth nothing, whatever the rounding.
         parts[part] = value if value > TOLERANCE else 0.0
         if required and parts[part] == 0.0:
             break
@@ -174,7 +174,7 @@ def _stages(measured: Measurements) -> list[tuple[str, float, bool]]:
 
 def _length_value(ratio: float) -> float:
     """1 for a detailed summary 1.6 to 3.2 times as long as the short one, falling to 0 at 1.1 and at 5.0."""
-    if 1.6 - TOLERANCE <= ratio <= 3.2 + TOLERANCE:
+    if 1.6 - TOLERANCE <= ratio <= 3.2 + TOLERANCE:  # (5.0 - 3.2) / 1.8 is not quite 1
         return 1.0
     return _clamp((ratio - 1.1) / 0.5 if ratio < 1.6 else (5.0 - ratio) / 1.8)
 

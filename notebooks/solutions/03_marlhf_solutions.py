@@ -51,7 +51,10 @@ if "google.colab" in sys.modules:  # elsewhere this cell does nothing
 import itertools
 import math
 import tempfile
+import warnings
 from pathlib import Path
+
+warnings.filterwarnings("ignore", message="IProgress")  # our bars are plain text
 
 import torch
 import torch.nn.functional as F

@@ -50,7 +50,10 @@ if "google.colab" in sys.modules:  # elsewhere this cell does nothing
 # %%
 import math
 import tempfile
+import warnings
 from pathlib import Path
+
+warnings.filterwarnings("ignore", message="IProgress")  # our bars are plain text
 
 import torch
 import torch.nn.functional as F
@@ -163,7 +166,7 @@ for beta, config in configs.items():
 
 # %%
 calls = tensor([[0, 0], [0, 1], [1, 0], [1, 1]])
-winners, losers = tensor([1, 2]), tensor([0, 3])
+winners, losers = tensor([1, 2]), tensor([0, 0])
 signs = 2 * calls - 1
 logits = torch.randn(2, generator=generator).requires_grad_()
 base = F.logsigmoid(torch.randn(2, generator=generator) * signs)[..., None]

@@ -151,7 +151,7 @@ def test_a_reply_that_never_came_is_unparseable():
 
 @pytest.mark.parametrize(
     "text",
-    [f"<agent_{'9' * 5000}>one", "<" + " " * 20_000, "```\n" + " \n" * 20_000, "<agent_0>" * 20_000],
+    [f"<agent_{'9' * 5000}>one", "<" + " " * 20_000, "```\n" + " " * 60_000, "<agent_0>" * 20_000],
     ids=["a huge number", "an endless tag", "an endless fence", "very many tags"],
 )
 def test_a_hostile_reply_is_split_at_once_and_without_an_exception(text):

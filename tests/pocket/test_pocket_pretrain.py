@@ -14,7 +14,7 @@ from mapl_core.pocket import build as pocket_build
 from mapl_core.pocket import common
 from mapl_core.pocket.build import corpus, fingerprint, train_base
 from mapl_core.pocket.common import Shape, domain_tokenizer, model_config, model_path
-from mapl_core.pocket.pretrain import Example, Recipe, batches, corpus_loss, learning_rate_factor, pretrain, corpus_loss
+from mapl_core.pocket.pretrain import Example, Recipe, batches, learning_rate_factor, pretrain, response_loss
 
 TINY = Shape(hidden=64, layers=2, heads=2, kv_heads=1, feed_forward=128)
 
@@ -37,7 +37,7 @@ def tiny_model(tokenizer) -> Qwen3ForCausalLM:
 
 def test_thirty_steps_lower_the_loss_and_touch_no_global_random_state(tiny):
     before = torch.random.get_rng_state(), random.getstate()
-    _, _, losses, _ = train_base("tldr", "1x", Recipe(steps=30, batch=16, warmup=5, learning_rate=5e-3), progress=False)
+    _, _, losses, _ = train_base("tldr", "1x", Recipe(steps=30, warmup=5), progress=False)
     assert sum(losses[-5:]) / 5 < sum(losses[:5]) / 5 - 1.0
     assert torch.equal(before[0], torch.random.get_rng_state()) and before[1] == random.getstate()
 
@@ -60,7 +60,7 @@ def test_the_loss_is_the_mean_over_response_tokens_of_both_examples(tiny, tokeni
             seen = torch.tensor([example.prompt + example.response[:position]])
             scores.append(model(input_ids=seen).logits[0, -1].log_softmax(0)[token])
     assert len(scores) == 8
-    assert_close(corpus_loss(model, batch, tokenizer.pad_token_id), -torch.stack(scores).mean())
+    assert_close(response_loss(model, batch, tokenizer.pad_token_id), -torch.stack(scores).mean())
 
 
 def test_a_loss_that_is_not_finite_stops_the_training(tiny, tokenizer):

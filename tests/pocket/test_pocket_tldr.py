@@ -56,7 +56,9 @@ def test_a_limit_takes_the_first_tasks_in_the_same_order():
     assert tldr.make_tasks("eval", 7) == tldr.make_tasks("eval")[:7]
 
 
-@pytest.mark.parametrize(("split", "limit", "named"), [("test", None, "'test'"), ("train", 251, "251"), ("train", 0, "0")])
+@pytest.mark.parametrize(
+    ("split", "limit", "named"), [("test", None, "'test'"), ("train", 251, "251"), ("train", 0, "got 0")]
+)
 def test_an_impossible_split_or_limit_is_refused_with_its_value(split, limit, named):
     with pytest.raises(ValueError, match=named):
         tldr.make_tasks(split, limit)

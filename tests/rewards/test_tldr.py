@@ -74,11 +74,13 @@ def test_worked_example_l_shares_one_word_of_119():
     assert measure([k(1, 40), "k01 " + numbered("m", 1, 79)]).overlap == pytest.approx(1 / 119, abs=1e-12)
 
 
-def test_a_stage_that_stops_is_worth_exactly_zero_at_its_limit():
-    """66/60 - 1.1 is not zero in floating point; the limit is inclusive all the same."""
-    assert tldr_reward([w(8, 60), w(16, 66)], None).parts["length"] == 0.0
+def test_limits_are_inclusive_and_give_exact_values():
+    """Exact values matter: a rounding error would break ties between pairs that are equally good."""
+    lengths = {60 * 1.1: 0.0, 60 * 1.6: 1.0, 60 * 3.2: 1.0, 60 * 5.0: 0.0}
+    for length, value in lengths.items():
+        assert tldr_reward([w(8, 60), w(16, round(length))], None).parts["length"] == value
     assert tldr_reward([w(10, 60), w(13, 120)], None).parts["unique"] == 0.0
-    assert tldr_reward([w(8, 60), w(16, 192)], None).parts["length"] == 1.0
+    assert tldr_reward([w(10, 60), w(20, 120)], None).parts["unique"] == 0.5
 
 
 @pytest.mark.parametrize(
