@@ -97,8 +97,14 @@ def make_plan(request: Request, notebook_folder: Path = NOTEBOOK_FOLDER) -> Plan
             "give --force to run them again, or --results DIR to keep both"
         )
     left_out = sorted(outdated.keys() - {entry.job.name for entry in planned})
-    workers = request.workers or max(1, _cores() // profile.threads)
+    workers = request.workers or _default_workers(profile, request.jobs)
     return Plan(profile.name, folder, profile.threads, workers, planned, left_out)
+
+
+def _default_workers(profile: Any, wanted: Sequence[Job]) -> int:
+    """One job for every `threads` cores; but jobs with the paper's models fill a GPU, so there only one at a time."""
+    sources = {profile.config(job.domain, job.method, job.paradigm, job.seed).source for job in wanted}
+    return 1 if "paper" in sources and _has_gpu() else max(1, _cores() // profile.threads)
 
 
 def _plan_job(job: Job, profile: Any, request: Request, folder: Path, notebook_folder: Path) -> PlannedJob:
@@ -154,6 +160,13 @@ def _check_data(profile: Any, wanted: Sequence[Job]) -> None:
             reader.load_tasks(split, config.source, count)
 
 
+def _has_gpu() -> bool:
+    try:
+        return subprocess.run(["nvidia-smi", "-L"], capture_output=True, timeout=30, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -201,17 +214,17 @@ def run_plan(plan: Plan) -> list[str]:
     from tqdm import tqdm
 
     waiting, running, failures = list(plan.to_run), {}, []
-    total = sum(planned.job.weight for planned in waiting)
+    number, done = len(waiting), 0
     layout = "{desc} {percentage:3.0f}% |{bar}| {elapsed} elapsed, {remaining} left{postfix}"
-    interval = 1.0 if sys.stderr.isatty() else 30.0
-    bar = tqdm(total=total, bar_format=layout, smoothing=0, disable=not waiting, mininterval=interval, miniters=0)
-    done = 0
+    seconds = 1.0 if sys.stderr.isatty() else 30.0  # between two states of the bar: a log file needs few
+    work = sum(planned.job.weight for planned in waiting)
+    bar = tqdm(total=work, bar_format=layout, smoothing=0, mininterval=seconds, miniters=0, disable=not waiting)
     try:
         while waiting or running:
             while waiting and len(running) < plan.workers:
                 planned = waiting.pop(0)
                 running[planned] = _start(planned, plan.threads)
-            bar.set_description_str(f"{done} of {len(plan.to_run) + done} jobs", refresh=False)
+            bar.set_description_str(f"{done} of {number} jobs", refresh=False)
             bar.set_postfix_str(", ".join(planned.job.name for planned in running), refresh=False)
             bar.update(0)
             time.sleep(POLL_SECONDS)
@@ -225,6 +238,8 @@ def run_plan(plan: Plan) -> list[str]:
                     tqdm.write(f"FAILED {failures[-1]}", file=sys.stderr)
                 done += 1
                 bar.update(planned.job.weight)
+        bar.set_postfix_str("", refresh=False)
+        bar.set_description_str(f"{done} of {number} jobs")
     finally:
         for process in running.values():
             process.terminate()

@@ -57,31 +57,40 @@ class RewardModel:
         task = self.tasks[trajectory.task_id]
         shared = self._encode(self.domain.task_text(task) + "\n")
         parts: list[Ids] = []
+        roles: list[int] = []  # how many tokens of each part are the agent's role
         history: list[Turn] = []
         for texts, reward, components in zip(trajectory.responses, trajectory.rewards, trajectory.parts, strict=True):
             for agent, text in enumerate(texts):
                 role = self.domain.role_text(agent, task, history)
                 parts.append(self._encode(f"{role}\n{text}\n"))
+                roles.append(len(self._encode(f"{role}\n")))
             history.append(Turn(tuple(texts), Reward(reward, dict(components))))
-        shared, parts = self._fit(shared, parts)
+        shared, parts = self._fit(shared, parts, roles)
         closing = (self.tokenizer.eos_token_id,)
         return shared, tuple(token for part in parts for token in part) + closing
 
     def _encode(self, text: str) -> Ids:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def _fit(self, shared: Ids, parts: list[Ids]) -> tuple[Ids, list[Ids]]:
-        """Cut to the limit: the task text to a half, then each part to an equal share of the room that is left."""
+    def _fit(self, shared: Ids, parts: list[Ids], roles: list[int]) -> tuple[Ids, list[Ids]]:
+        """Cut to the limit: the task text to no less than a half, then each part to an equal share of what is left.
+
+        Within a part the role gives way to the answer, down to half of the share: the role, which after a turn holds
+        feedback and the earlier answer, is much the same in winner and loser, the answer is what they differ in.
+        """
         limit = self.max_text_tokens - 1
-        if len(shared) + sum(map(len, parts)) <= limit:
+        needed = sum(map(len, parts))
+        if len(shared) + needed <= limit:
             return shared, parts
         self.cut_parts += 1
-        shared = shared[: max(1, limit // 2)] if len(shared) > limit // 2 else shared
+        shared = shared[: max(1, limit // 2, limit - needed)]
         room, waiting = limit - len(shared), sorted(range(len(parts)), key=lambda i: len(parts[i]))
         fitted = list(parts)
         for position, index in enumerate(waiting):  # short parts first: what they leave over goes to the longer ones
             share = room // (len(waiting) - position)
-            fitted[index] = parts[index][:share]
+            part, role = parts[index], roles[index]
+            kept = min(role, max(share - (len(part) - role), share // 2))
+            fitted[index] = (part[:kept] + part[role:])[:share]
             room -= len(fitted[index])
         return shared, fitted
 

@@ -264,8 +264,9 @@ for winner, loser in four_pairs:
 #
 # MADPO starts from: maximise the return, minus $\beta$ times the KL between the
 # team's law (its probability distribution) over *whole joint histories* and that of a
-# reference team. That sounds intractable. Two agents flip coins; agent 0 calls with probability 0.9, agent 1 with
-# 0.2; the reference team calls with 0.5 each. KL over the four joint actions:
+# reference team. That sounds intractable. Two agents flip coins; agent 0 calls with
+# probability 0.9, agent 1 with 0.2; the reference team calls with 0.5 each. KL over the
+# four joint actions:
 
 # %%
 call, reference = (0.9, 0.2), (0.5, 0.5)

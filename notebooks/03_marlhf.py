@@ -551,7 +551,7 @@ returns = tensor([[answer.total_return for answer in group] for group in groups]
 advantages = group_relative_advantages(returns, normalize=config.normalize)
 logprobs = torch.stack([team.policy.logprobs(group) for group in groups])
 loss, metrics = magrpo_loss(logprobs, advantages)  # (groups, G, policies, turns)
-print(f"{len(groups)} groups, {metrics['tied_groups']:.0%} of them without advantages\n")
+print(f"{len(groups)} groups, {metrics['tied_groups']:.0%} of them without advantages")
 widest = (returns.amax(dim=1) - returns.amin(dim=1)).argmax().item()
 for trajectory, value, logprob in zip(
         groups[widest], advantages[widest], logprobs[widest]):
@@ -587,6 +587,7 @@ def score_curve(run):
     return steps, [bootstrap_interval(scores[i]) for i in sorted(scores)]
 
 
+# %%
 figure, panels = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
 ink, summary = figures.COLOURS["marlhf"], []
 for (algorithm, run), line in zip(runs.items(), ("-", "--", ":")):
@@ -612,7 +613,8 @@ display(Markdown(
     f"*Profile {PROFILE}, {config.train_tasks} training and {config.eval_tasks} "
     f"evaluation posts, one seed; bands are 95 % bootstrap intervals over posts and "
     f"say nothing about another run. Every iteration has its own reward model, so the "
-    f"right panel's level may jump. Score from the untrained team to the last iteration: {'; '.join(summary)}.*"))
+    f"right panel's level may jump. Score from the untrained team to the last "
+    f"iteration: {'; '.join(summary)}.*"))
 
 # %% [markdown]
 # ## What to take along

@@ -450,9 +450,8 @@ for reference, config in configs.items():
     print(f"reference {reference:>8}: score {runs[reference].final('score'):.3f}")
 
 # %% [markdown]
-# Look for the line that leaves the others, and at the end for the run whose chosen
-# reward falls while its margin rises.
-
+# Do the lines differ by more than their bands? And in the table below the plot: is there
+# a run whose chosen reward is negative while its margin is positive (section 4)?
 
 
 # %%
@@ -466,6 +465,7 @@ def score_curve(run):
     return steps, [bootstrap_interval(scores[i]) for i in sorted(scores)]
 
 
+# %%
 figure, axes = plt.subplots(figsize=(7, 3.8), layout="constrained")
 summary = []
 for (reference, run), line in zip(runs.items(), ("-", "--", ":")):

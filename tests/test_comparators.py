@@ -142,7 +142,7 @@ def test_a_centralised_comparator_of_decentralised_agents_reads_the_joint_histor
 @pytest.mark.parametrize("horizon", [1, 2])
 @pytest.mark.parametrize("num_agents", [1, 2, 3])
 def test_another_model_as_coordinator_is_adopted_by_the_agents(tiny_qwen3, tiny_llama, num_agents, horizon):
-    """Dec-Cen with a model of another architecture and tokenizer: its text, their ids, prompts and rewards of each turn."""
+    """Dec-Cen with a model of another architecture and tokenizer: its text, their ids, prompts and rewards."""
     domain = {"num_agents": num_agents, "horizon": horizon}
     policy = make_policy(base(tiny_qwen3), **domain)
     other = make_policy(base(tiny_llama), structure="cen", trained=False, limits=6 * num_agents, **domain)

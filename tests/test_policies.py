@@ -144,6 +144,20 @@ def test_seed1_samples_depend_neither_on_batches_nor_on_the_order_or_company_of_
                 assert ids_of([group]) == expected[task.id]
 
 
+def test_seed1_turns_draw_their_own_numbers(tiny_qwen3):
+    """Were the second turn to read the very prompts of the first, its answers would still be others."""
+
+    class Forgetful(ToyDomain):
+        def role_text(self, agent, task, history=()):
+            return super().role_text(agent, task)
+
+    policy = make_policy(base(tiny_qwen3))
+    policy.domain = Forgetful(horizon=2)
+    for t in itertools.chain(*policy.sample(policy.domain.load_tasks("train", "pocket", 2), 3, STREAM)):
+        for first, second in zip(*t.actions, strict=True):
+            assert first.prompt_ids == second.prompt_ids and first.token_ids != second.token_ids
+
+
 def test_more_samples_of_a_task_begin_with_the_same_ones(tiny_qwen3):
     policy = make_policy(base(tiny_qwen3))
     tasks = policy.domain.load_tasks("train", "pocket", 2)
@@ -218,7 +232,7 @@ def test_tok8_joint_probabilities_sum_to_one(tiny_qwen3, structure, length):
 
 
 def test_each_policy_turn_and_trajectory_is_scored_at_its_place(tiny_qwen3, tiny_llama):
-    """Two agents on two different bases, two turns: every entry of (B, n, H) equals a plain pass of that agent's base."""
+    """Two agents on two different bases, two turns: every entry of (B, n, H) equals a plain pass."""
     policy = make_policy([base(tiny_qwen3), base(tiny_llama)], horizon=2)
     trajectories = [
         trajectory(
@@ -266,7 +280,7 @@ def test_dpo1_a_fresh_team_has_loss_log_2_and_every_margin_zero(tiny_qwen3, num_
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_rl6_the_first_step_on_fresh_samples_has_ratio_one(tiny_qwen3, temperature):
-    """The team's answers have, at the sampling temperature, the scores of a plain pass; so the ratio form starts at 0."""
+    """The team's answers have, at the sampling temperature, the scores of a plain pass; the ratio form starts at 0."""
     policy = make_policy(base(tiny_qwen3), temperature=temperature)
     groups = policy.sample(policy.domain.load_tasks("train", "pocket", 2), 4, STREAM)
     trajectories = list(itertools.chain(*groups))

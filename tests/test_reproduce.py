@@ -214,6 +214,15 @@ def test_jobs_default_to_cores_divided_by_threads(place: Workplace, monkeypatch:
         assert (plan.threads, plan.workers) == (threads, workers)
 
 
+def test_jobs_with_the_papers_models_share_no_gpu(place: Workplace, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reproduce, "_cores", lambda: 16)
+    place.profile.write_text(PROFILE.replace("train_tasks: 4", "train_tasks: 4\n  threads: 4\n  source: paper"))
+    for gpu, workers in ((True, 1), (False, 4)):
+        monkeypatch.setattr(reproduce, "_has_gpu", lambda gpu=gpu: gpu)
+        assert reproduce.make_plan(parse(place.arguments()), place.notebooks).workers == workers
+    assert reproduce.make_plan(parse(place.arguments("--jobs", "3")), place.notebooks).workers == 3
+
+
 # -- requests that cannot be carried out -------------------------------------------------------------------------------
 
 

@@ -37,7 +37,7 @@ def _sample(adapted, adapter="agent0", *, samples=6, cached=100_000, settings=No
 
 
 def _eager_to_end(loaded, boost: float = 1.5):
-    """A base that ends its answers now and then: the EOS row of its output layer leans towards the mean hidden state."""
+    """A base that ends its answers now and then: the EOS row of its output layer copies a likely one."""
     with torch.no_grad():
         head = loaded.model.get_output_embeddings().weight
         head[loaded.tokenizer.eos_token_id] = boost * head[8] + head[loaded.tokenizer.eos_token_id]
@@ -333,7 +333,7 @@ def test_both_decoders_sample_under_gradient_checkpointing(tiny_qwen3):
 
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_vlm1_the_sampler_never_serves_stale_weights(tiny_qwen3, decoder):
-    """After an adapter changed, the samples are those of a fresh model with the new weights; agents are not mixed up."""
+    """After an adapter changed, the samples are those of a fresh model with the new weights; agents stay apart."""
     adapted = adapted_model(tiny_qwen3(), "agent0", "agent1")
     old = _sample(adapted, decoder=decoder)
     other = _sample(adapted, "agent1", decoder=decoder)

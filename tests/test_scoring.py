@@ -80,7 +80,7 @@ def test_tok5_the_pad_id_does_not_matter(policy):
 
 
 def test_tok5_eos_is_scored_once_and_pads_behind_it_never(tiny_llama):
-    """Pad is EOS here. log pi(answer EOS) = log pi(answer) + log pi(EOS | answer), beside a mate that makes it padded."""
+    """Pad is EOS here. log pi(answer EOS) = log pi(answer) + log pi(EOS | answer), beside a longer mate."""
     adapted = adapted_model(tiny_llama(), "agent0")
     assert adapted.tokenizer.pad_token_id == adapted.tokenizer.eos_token_id == 2
     items = [(SHORT, (20, 21)), (SHORT, (20, 21, 2)), ((14, 15, 20, 21), (2,)), ((9,) * 12, (10,) * 12)]
@@ -204,8 +204,10 @@ def test_sharing_a_prompt_changes_neither_values_nor_gradients(request, family, 
     assert relative_difference(gradients(adapted, "agent0"), _plain_gradients(adapted)) < bound
 
 
-def test_bases_that_cannot_share_prompts_give_the_same(tiny_qwen3, monkeypatch):
-    adapted = adapted_model(tiny_qwen3(), "agent0")
+@pytest.mark.parametrize("family", ["tiny_qwen3", "tiny_llama"])
+def test_tok5_bases_that_cannot_share_prompts_give_the_same(request, monkeypatch, family):
+    """Also where pad is EOS (Llama) and answers end in it."""
+    adapted = adapted_model(request.getfixturevalue(family)(), "agent0")
     shared = response_logprobs(adapted, "agent0", [*ITEMS, (LONG, ())], max_tokens=60)
     monkeypatch.setattr(AdaptedModel, "shares_prompts", False)
     masks = []

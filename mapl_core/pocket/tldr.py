@@ -142,8 +142,8 @@ UNRELATED_CLAUSES = (
 
 # How often each agent falls into which mode. Every good mode is there, none depends on the team mate.
 MODES: tuple[dict[str, float], ...] = (
-    {"sentence": 0.38, "remark": 0.17, "long": 0.25, "repetitive": 0.10, "unrelated": 0.10},
-    {"clauses": 0.38, "single": 0.14, "overlong": 0.15, "repetitive": 0.13, "unrelated": 0.10, "connected": 0.10},
+    {"sentence": 0.36, "remark": 0.19, "long": 0.25, "repetitive": 0.10, "unrelated": 0.10},
+    {"clauses": 0.32, "single": 0.22, "overlong": 0.15, "repetitive": 0.12, "unrelated": 0.09, "connected": 0.10},
 )
 NEW_TOKENS = (24, 64)  # limits on new tokens, agent by agent; a coordinator has their sum
 TOKEN_LIMITS = (23, 58)  # of scripted answers: the limits above also hold the end token and a coordinator's tags
@@ -249,11 +249,11 @@ def _transitions(count: int, rng: random.Random) -> list[str]:
 
 
 def _link(clauses: Sequence[str], transitions: Sequence[str], rng: random.Random) -> str:
-    """Put linking phrases in front of random clauses (more than one may meet there) and close each clause."""
+    """Close each clause with a stop; linking phrases stand before clauses, the first few not before the first clause."""
     places: list[list[str]] = [[] for _ in clauses]
-    free = rng.sample(range(len(clauses)), min(len(clauses), len(transitions)))
+    order = rng.sample(range(1, len(clauses)), len(clauses) - 1) + [0]
     for index, phrase in enumerate(transitions):
-        places[free[index] if index < len(free) else rng.randrange(len(clauses))].append(phrase)
+        places[order[index] if index < len(order) else rng.randrange(len(clauses))].append(phrase)
     return " ".join(" ".join((*phrases, clause)) + "." for phrases, clause in zip(places, clauses, strict=True))
 
 
@@ -283,9 +283,10 @@ def short_answer(mode: str, rng: random.Random) -> str:
 def detailed_answer(mode: str, rng: random.Random) -> str:
     """A frame of agent 1's answer in one of its modes, slots still open."""
     if mode == "clauses":
-        return _link(rng.sample(CLAUSES, rng.randint(2, 4)), _transitions(rng.randint(0, 3), rng), rng)
-    if mode == "single":
-        return rng.choice(CLAUSES) + "."
+        count = rng.randint(2, 4)
+        return _link(rng.sample(CLAUSES, count), _transitions(rng.randint(0, count - 1), rng), rng)
+    if mode == "single":  # no longer than what agent 0 should write
+        return rng.choice(SENTENCES) + "."
     if mode == "overlong":
         transitions = _transitions(rng.randint(0, 3), rng)
         clauses = rng.sample(CLAUSES, 8)

@@ -30,7 +30,7 @@ def domain():
 # Shipped posts ----------------------------------------------------------------------------------------
 
 
-def test_the_shipped_posts_are_at_least_40_for_training_and_20_for_evaluation(domain):
+def test_env6_the_shipped_posts_are_at_least_40_for_training_and_20_for_evaluation(domain):
     assert len(domain.load_tasks("train", "small")) >= 40
     assert len(domain.load_tasks("eval", "small")) >= 20
     assert domain.refused == {("small", "train"): [], ("small", "eval"): []}
@@ -207,13 +207,13 @@ def test_a_hub_row_without_post_text_is_refused_and_the_others_keep_their_number
 
 
 @pytest.mark.parametrize("cause", [ConnectionError("no route"), OSError("disk"), RuntimeError("client")])
-def test_an_unreachable_hub_is_an_error_that_names_the_cause_and_the_ways_out(domain, hub, cause):
+def test_env6_an_unreachable_hub_is_an_error_that_names_the_cause_and_the_ways_out(domain, hub, cause):
     hub(cause)
     with pytest.raises(ConnectionError, match=f"{HUB_REVISION}.*{cause}.*HF_HUB_OFFLINE.*'small' and 'pocket'"):
         domain.load_tasks("train", "paper")
 
 
-def test_a_missing_datasets_package_is_named_with_its_install_command(domain, monkeypatch):
+def test_env9_a_missing_datasets_package_is_named_with_its_install_command(domain, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ModuleNotFoundError, match="pip install datasets"):
         domain.load_tasks("train", "paper")
@@ -235,7 +235,7 @@ def test_a_limit_that_cannot_be_served_is_refused(domain, limit, message):
         domain.load_tasks("train", "small", limit)
 
 
-def test_the_domain_and_its_prompts_need_neither_torch_nor_datasets_nor_scikit_learn():
+def test_env4_the_domain_and_its_prompts_need_neither_torch_nor_datasets_nor_scikit_learn():
     program = (
         "import sys\nfrom mapl_core.domains import get_domain\nfrom mapl_core.domains.base import Task\n"
         "domain = get_domain('tldr')\n"

@@ -1,0 +1,69 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Solutions to 05 TLDR
+#
+# The first is words; the other two train small teams and compare numbers.
+
+# %%
+import tempfile
+
+import pandas as pd
+
+from mapl_core.profiles import load_profile
+from mapl_core.rewards import tldr_reward
+from mapl_core.train import run_mapl
+
+# %% [markdown]
+# **1.** The oracle counts; it does not read. Twelve kinds of transitions, a length ratio
+# and a vocabulary ratio can be had without a word about the post. To notice, an oracle
+# would have to compare content with the post: names, events, what is asked.
+
+# %%
+short = "words words words words words words words words"
+detailed = ("in addition such as namely because however next indeed to sum up similarly "
+            "although unless meanwhile words")
+reward = tldr_reward([short, detailed], None)
+print(f"{reward.total:.2f} of 3", {k: round(v, 2) for k, v in reward.parts.items()})
+assert reward.total > 2.9
+
+# %% [markdown]
+# **2.** MARLHF climbs a *learned* reward. Where its pairs say "longer won", the model
+# extrapolates beyond the ratio of 3.2 at which the oracle stops paying, and the policy
+# follows. MADPO only ever imitates answers that were really seen to win.
+
+
+# %%
+def train(method, **changes):
+    """Evaluation means by iteration, for a small run."""
+    config = load_profile("pocket").config("tldr", method, train_tasks=16, eval_tasks=8,
+                                           iterations=2, **changes)
+    folder = tempfile.mkdtemp()
+    run_mapl(config, folder, progress=False)
+    rows = pd.read_csv(f"{folder}/metrics.csv")
+    names = ["score", "r", "length/agent0", "length/agent1"]
+    return rows[rows.metric.isin(names)].pivot_table(index="metric", columns="iteration",
+                                                     values="value").round(2)
+
+
+print("madpo\n", train("madpo"), "\nmarlhf\n", train("marlhf"))
+
+# %% [markdown]
+# **3.** Without the reference the log-ratio becomes the plain log-probability, a sum of
+# negative terms: longer losers start with a larger margin, shorter ones with a smaller
+# one, so the weight of a pair depends on lengths before anything is learnt.
+
+# %%
+print("reference none\n", train("madpo", reference="none"))

@@ -1,0 +1,143 @@
+"""Claims about running notebooks: each works alone, headless, offline; the job notebook survives a kill.
+
+The smallest of them, one pocket job of each domain that is killed and resumed, belongs to `./reproduce.sh test`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "HTTP_PROXY": "http://127.0.0.1:9",
+    "HTTPS_PROXY": "http://127.0.0.1:9",
+    "NO_PROXY": "localhost,127.0.0.1",
+}
+HEADLESS = {"MPLBACKEND": "Agg", "TQDM_DISABLE": "1", "OMP_NUM_THREADS": "1", "JUPYTER_PREFER_ENV_PATH": "1"}
+
+
+def run_notebook(notebook: Path, folder: Path, *parameters: str) -> subprocess.CompletedProcess:
+    """Run a notebook as a reader would: papermill, in an empty folder, with the hub out of reach."""
+    folder.mkdir(parents=True)
+    options = ["-k", "python3", "--no-progress-bar", *parameters]
+    return subprocess.run(
+        [sys.executable, "-m", "papermill", str(notebook), "out.ipynb", *options],
+        capture_output=True, text=True, cwd=folder, check=False,
+        env=os.environ | OFFLINE | HEADLESS | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def tiny_profile(tmp_path: Path) -> Path:
+    """The pocket profile with fewer of everything: the same path, smaller numbers."""
+    values = yaml.safe_load((ROOT / "notebooks" / "profiles" / "pocket.yaml").read_text())
+    values["defaults"] |= {"train_tasks": 4, "eval_tasks": 4, "eval_samples": 2, "iterations": 2}
+    values["defaults"] |= {"samples_per_task": 4, "pairs_per_task": 2}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(values))
+    return tmp_path / "tiny.yaml"
+
+
+@pytest.fixture
+def start_runner(tiny_profile: Path) -> Iterator[Callable[..., subprocess.Popen]]:
+    """Starts the runner on the tiny profile; ends with the test whatever is still running."""
+    started = []
+
+    def start(results: Path, *arguments: str) -> subprocess.Popen:
+        words = ["--profile", str(tiny_profile), "--results", str(results), *arguments]
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "mapl_core.reproduce", *words],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                cwd=ROOT,
+                env=os.environ | OFFLINE,
+            )
+        )
+        return started[-1]
+
+    yield start
+    for runner in started:
+        runner.kill()
+        runner.communicate()
+
+
+def outcome(runner: subprocess.Popen) -> str:
+    """Wait for the runner; its output, for the message of a failure."""
+    text, _ = runner.communicate(timeout=900)
+    assert runner.returncode == 0, text
+    return text
+
+
+@pytest.mark.slow
+@pytest.mark.smoke
+@pytest.mark.parametrize("domain", ["tldr"])
+def test_save1_a_pocket_job_killed_in_the_middle_ends_with_the_numbers_of_an_undisturbed_one(
+    domain: str, start_runner: Callable[..., subprocess.Popen], tmp_path: Path
+):
+    request = ("--domains", domain, "--methods", "marlhf", "--paradigms", "dec-dec", "--experiments", "table1")
+    name = f"tiny/jobs/{domain}-marlhf-dec-dec-seed0"
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    text = outcome(start_runner(undisturbed, *request))
+    assert "tables/table1.md" in text
+    manifest = json.loads((undisturbed / name / "manifest.json").read_text())
+    assert manifest["tasks"]["source"] == "pocket" and manifest["tasks"]["counts"] == {"train": 4, "eval": 4}
+    assert manifest["environment"]["threads"] == 1 and manifest["parameters"]["method"] == "marlhf"
+
+    runner = start_runner(killed, *request)
+    deadline = time.monotonic() + 600
+    while not list((killed / name).glob("checkpoint*")):
+        assert runner.poll() is None and time.monotonic() < deadline, runner.communicate()[0]
+        time.sleep(0.05)
+    runner.send_signal(signal.SIGKILL)
+    runner.communicate()
+    if not (killed / name / "manifest.json").exists():  # else the job was faster than the signal
+        outcome(start_runner(killed, *request))
+    for file in ("metrics.csv", "evaluation.csv"):
+        assert (killed / name / file).read_bytes() == (undisturbed / name / file).read_bytes()
+    assert "1 done, 0 to run" in outcome(start_runner(killed, *request))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_nb8_each_notebook_works_alone_headless_and_offline(notebook: Path, tmp_path: Path):
+    before = hashlib.sha256(notebook.read_bytes()).hexdigest()
+    done = run_notebook(notebook, tmp_path / "empty folder")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(done.stderr) < 20_000  # logs stay short (T-PM9)
+    copy = json.loads((tmp_path / "empty folder" / "out.ipynb").read_text())
+    assert "widgets" not in copy["metadata"]
+    assert hashlib.sha256(notebook.read_bytes()).hexdigest() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_pm2_a_misspelt_parameter_stops_a_notebook_before_it_works(notebook: Path, tmp_path: Path):
+    done = run_notebook(notebook, tmp_path / "empty", "-p", "STEPZ", "3")
+    assert done.returncode == 1
+    assert "ParameterError: unknown parameter STEPZ = 3; the parameters are " in done.stderr
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_nb4_running_a_notebook_twice_gives_equal_csv_files(notebook: Path, tmp_path: Path):
+    found = []
+    for attempt in ("one", "two"):
+        folder = tmp_path / attempt
+        done = run_notebook(notebook, folder, "-p", "OUTPUT_DIR", "kept")
+        assert done.returncode == 0, done.stderr[-3000:]
+        found.append({str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.csv")})
+    assert found[0] == found[1]

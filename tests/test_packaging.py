@@ -1,0 +1,118 @@
+"""Claims about pins, package data and what an import costs."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+EXACT = {
+    "torch": "2.13.0", "transformers": "5.17.0", "trl": "1.14.2", "peft": "0.21.2", "accelerate": "1.15.0",
+    "datasets": "4.8.5", "papermill": "2.7.0", "nbclient": "0.11.0", "ipykernel": "7.4.0", "gguf": "0.19.0",
+}  # fmt: skip
+GPU = {"unsloth": "2026.10.9", "unsloth_zoo": "2026.10.9", "vllm": "0.31.0", "bitsandbytes": "0.50.2"}
+OPTIONAL = ("unsloth", "vllm", "bitsandbytes", "trl", "gguf")
+
+
+def requirements(name: str) -> dict[str, str]:
+    """Package -> its version condition."""
+    lines = [line.split("#")[0].strip() for line in (ROOT / name).read_text().splitlines()]
+    found = [re.fullmatch(r"([\w.-]+)\s*(.*)", line) for line in lines if line and not line.startswith("-r")]
+    return {match[1]: match[2] for match in found}
+
+
+def test_env1_the_pins_are_the_set_that_fits_cpu_and_gpu():
+    listed = requirements("requirements.txt")
+    assert {name: listed[name] for name in EXACT} == {name: f"=={version}" for name, version in EXACT.items()}
+    assert all("==" not in condition and condition for name, condition in listed.items() if name not in EXACT)
+    assert listed["numpy"] == ">=2.1,<2.4"
+
+
+def test_env1_the_gpu_file_adds_to_the_one_truth():
+    assert (ROOT / "requirements-gpu.txt").read_text().startswith("-r requirements.txt\n")
+    assert requirements("requirements-gpu.txt") == {name: f"=={version}" for name, version in GPU.items()}
+    assert (ROOT / "requirements-test.txt").read_text().startswith("-r requirements.txt\n")
+
+
+def test_no_local_build_of_torch_and_nothing_that_only_gpus_need_is_listed():
+    text = "\n".join(path.read_text() for path in ROOT.glob("requirements*.txt"))
+    assert "+cpu" not in text
+    assert not re.search(r"^(torchvision|torchaudio|xformers|triton|torchao)\b", text, re.MULTILINE)
+
+
+def test_env1_no_other_file_names_another_version():
+    """Documents and scripts may repeat a pin, never contradict it."""
+    pins = EXACT | GPU
+    files = [*ROOT.glob("*.md"), ROOT / "reproduce.sh", ROOT / ".ci/run", ROOT / "pyproject.toml"]
+    for file in [*files, *(ROOT / "mapl_core").rglob("*.py")]:
+        for name, version in re.findall(r"\b([A-Za-z_]+)==(\d[\w.]*[\w])", file.read_text()):
+            assert pins.get(name, version) == version, f"{file.name} names {name}=={version}"
+
+
+def test_the_project_installs_with_what_the_requirements_name_and_with_its_data():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["project"]["requires-python"] == ">=3.11,<3.13"
+    assert project["tool"]["setuptools"]["dynamic"]["dependencies"] == {"file": ["requirements.txt"]}
+    patterns = project["tool"]["setuptools"]["package-data"]["mapl_core"]
+    package = ROOT / "mapl_core"
+    packaged = {path for pattern in patterns for path in package.glob(pattern) if path.is_file()}
+    data = {path for path in package.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert data - packaged == set(), "data files that an installation would lack"
+
+
+def test_package_data_is_found_through_the_package():
+    assert resources.files("mapl_core").joinpath("data/paper_numbers.csv").is_file()
+
+
+def test_env4_everything_imports_without_the_optional_packages():
+    """An import hook refuses unsloth, vllm, bitsandbytes, trl and gguf."""
+    names = sorted(
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for path in (ROOT / "mapl_core").rglob("*.py")
+    )
+    code = f"""
+import importlib, sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {OPTIONAL!r}:
+            raise ImportError(f"{{name}} is not there")
+sys.meta_path.insert(0, Refuse())
+for name in {names!r}:
+    importlib.import_module(name)
+print("all", len({names!r}))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert run.stdout.endswith(f"all {len(names)}\n"), run.stderr
+
+
+def test_env4_the_optional_packages_are_imported_only_inside_functions():
+    for file in (ROOT / "mapl_core").rglob("*.py"):
+        for node in ast.parse(file.read_text()).body:
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {module.split(".")[0] for module in modules} & set(OPTIONAL), f"{file}: {ast.unparse(node)}"
+
+
+def test_nothing_imports_the_runner():
+    """Dependencies point one way: the runner may use everything, nothing may need the runner."""
+    for file in (ROOT / "mapl_core").rglob("*.py"):
+        text = file.read_text()
+        if file.name != "reproduce.py":
+            assert not re.search(
+                r"^\s*(from mapl_core(\.reproduce)? import .*\breproduce\b|import mapl_core\.reproduce)", text, re.M
+            )
+
+
+def test_the_code_is_lint_free():
+    pytest.importorskip("ruff")
+    run = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "."], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert run.returncode == 0, run.stdout[-3000:]

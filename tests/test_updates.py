@@ -1,0 +1,241 @@
+"""Update rules on real adapters: simultaneous, the same whatever the micro-batch, in the right direction."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+from toy_domains import ToyDomain
+from toy_models import adapted_model, base, make_policy, relative_difference, trajectory, weights_of
+
+from mapl_core import domains
+from mapl_core.buffers import PreferencePair, Trajectory
+from mapl_core.policies import Budget
+from mapl_core.profiles import RunConfig
+from mapl_core.seeding import Stream
+from mapl_core.updates import TeamOptimizer, oracle_rewards, update_madpo, update_magrpo
+
+STREAM = Stream(0, "update")
+
+
+@pytest.fixture(autouse=True)
+def toy_domain(monkeypatch):
+    monkeypatch.setitem(domains.DOMAINS, "toy", ToyDomain)
+
+
+def make_config(method: str = "madpo", **changes) -> RunConfig:
+    values = {"agent_models": ["unused"], "max_new_tokens": [6], "learning_rate": 1e-2, "batch_size": 2, "epochs": 1}
+    return RunConfig(profile="test", domain="toy", method=method, **{**values, **changes})
+
+
+def make_pairs(policy, *, tasks: int = 3, each: int = 2) -> list[PreferencePair]:
+    """Pairs of sampled trajectories; which of two wins is arbitrary here."""
+    groups = policy.sample(policy.domain.load_tasks("train", "pocket", tasks), 2 * each, Stream(0, "collect"))
+    return [
+        PreferencePair(group[2 * i], group[2 * i + 1], winner_is_agent=True) for group in groups for i in range(each)
+    ]
+
+
+def moves(policy, before) -> list[torch.Tensor]:
+    return [a - b for a, b in zip(itertools.chain(*weights_of(policy)), itertools.chain(*before), strict=True)]
+
+
+def flipped(pair: PreferencePair) -> PreferencePair:
+    """The same pair with the two agents' actions exchanged."""
+    sides = [
+        Trajectory(t.task_id, tuple(turn[::-1] for turn in t.actions), t.responses, t.rewards, t.parts)
+        for t in (pair.winner, pair.loser)
+    ]
+    return PreferencePair(*sides, winner_is_agent=True)
+
+
+@pytest.mark.parametrize("micro_batch", [8192, 40])
+def test_dpo9_three_updates_do_not_depend_on_the_order_of_the_agents(tiny_qwen3, micro_batch):
+    """All margins are taken before any agent moves: exchanging the agents with their data exchanges the results."""
+    teams = [make_policy(base(tiny_qwen3), budget=Budget(micro_batch_tokens=micro_batch)) for _ in range(2)]
+    pairs = make_pairs(teams[0])
+    start = weights_of(teams[0])
+    teams[1].restore(teams[0].snapshot()[::-1])
+    metrics = []
+    for policy, data in zip(teams, (pairs, [flipped(pair) for pair in pairs]), strict=True):
+        optimizer = TeamOptimizer(policy, make_config(beta=1.0))
+        metrics.append(update_madpo(policy, optimizer, data, STREAM, make_config(beta=1.0)))
+        assert optimizer.optimizers[0].state_dict()["state"][0]["step"] == 3
+    assert relative_difference(moves(teams[0], start), [torch.zeros_like(w) for w in itertools.chain(*start)]) > 0
+    for one, other in zip(weights_of(teams[0]), weights_of(teams[1])[::-1], strict=True):
+        for first, second in zip(one, other, strict=True):
+            assert_close(first, second, rtol=0, atol=1e-6)
+    assert metrics[0]["loss"] == pytest.approx(metrics[1]["loss"], abs=1e-6)
+    assert metrics[0]["agent0/margin"] == pytest.approx(metrics[1]["agent1/margin"], abs=1e-6)
+
+
+@pytest.mark.parametrize("team", ["one base", "two bases", "checkpointing"])
+def test_rl7_one_graph_and_many_micro_batches_take_the_same_step(tiny_qwen3, tiny_llama, team):
+    def bases():
+        options = {"rank": 4, "gradient_checkpointing": team == "checkpointing"}
+        adapted = adapted_model(tiny_qwen3(), **options)
+        return [adapted, adapted_model(tiny_llama(), **options)] if team == "two bases" else adapted
+
+    found = []
+    for micro_batch in (8192, 30):
+        policy = make_policy(bases(), budget=Budget(micro_batch_tokens=micro_batch), limits=[3, 9])
+        pairs, before = make_pairs(policy, tasks=1, each=4), weights_of(policy)
+        one_graph = policy.graph_logprobs([pair.winner for pair in pairs]) is not None
+        assert one_graph == (micro_batch == 8192 and team != "checkpointing")
+        metrics = update_madpo(policy, TeamOptimizer(policy, make_config()), pairs, STREAM, make_config())
+        assert metrics["samples"] == 8
+        found.append((moves(policy, before), metrics))
+    assert relative_difference(found[0][0], found[1][0]) < 1e-3
+    for name, value in found[0][1].items():
+        assert value == pytest.approx(found[1][1][name], rel=1e-4, abs=1e-5), name
+
+
+def test_rl7_a_step_without_any_signal_is_the_same_on_both_ways(tiny_qwen3):
+    """All weights zero: momentum and decay move the agents all the same, in one graph and in many micro-batches."""
+    ends = []
+    for micro_batch in (8192, 30):
+        policy = make_policy(base(tiny_qwen3), budget=Budget(micro_batch_tokens=micro_batch))
+        trajectories = [pair.winner for pair in make_pairs(policy)]
+        optimizer = TeamOptimizer(policy, make_config())
+        optimizer.step(trajectories, lambda logprobs: logprobs.sum())
+        optimizer.step(trajectories, lambda logprobs: 0.0 * logprobs.sum())
+        ends.append(list(itertools.chain(*weights_of(policy))))
+    assert relative_difference(*ends) < 1e-4
+
+
+def test_dpo3_a_step_raises_the_winners_and_lowers_the_losers(tiny_qwen3):
+    policy = make_policy(base(tiny_qwen3))
+    tokens = {"winner": ((20, 21, 5), (22, 5)), "loser": ((23, 24, 25, 5), (26, 5))}
+    sides = {
+        name: trajectory([[((7, 8, 9), chosen[0]), ((7, 8, 10), chosen[1])]], task_id="task")
+        for name, chosen in tokens.items()
+    }
+    pair = PreferencePair(sides["winner"], sides["loser"], winner_is_agent=True)
+    before = policy.logprobs([pair.winner, pair.loser])
+    config = make_config(learning_rate=1e-3)
+    update_madpo(policy, TeamOptimizer(policy, config), [pair], STREAM, config)
+    change = policy.logprobs([pair.winner, pair.loser]) - before
+    assert bool((change[0] > 0).all()) and bool((change[1] < 0).all()), "of both agents"
+
+
+def test_dpo8_training_leaves_the_reference_and_the_base_as_they_were(tiny_qwen3):
+    policy = make_policy(base(tiny_qwen3), random_adapters=False)
+    pairs = make_pairs(policy)
+    trajectories = [pair.winner for pair in pairs]
+    model = policy.members[0].base.loaded.model
+    reference = policy.reference_logprobs(trajectories)
+    kept = {n: (w.detach().clone(), w.requires_grad) for n, w in model.named_parameters() if "lora_" not in n}
+    update_madpo(policy, TeamOptimizer(policy, make_config()), pairs, STREAM, make_config())
+    assert torch.equal(policy.reference_logprobs(trajectories), reference)
+    for name, weight in model.named_parameters():
+        if "lora_" not in name:
+            assert torch.equal(weight, kept[name][0]) and weight.requires_grad == kept[name][1] and weight.grad is None
+    assert not torch.allclose(policy.logprobs(trajectories), reference)
+
+
+def test_dpo1_the_first_batch_of_a_fresh_team_has_loss_log_2(tiny_qwen3):
+    policy = make_policy(base(tiny_qwen3), random_adapters=False)
+    config = make_config(batch_size=100)
+    metrics = update_madpo(policy, TeamOptimizer(policy, config), make_pairs(policy), STREAM, config)
+    assert metrics["loss"] == pytest.approx(math.log(2), abs=1e-6) and metrics["margin"] == pytest.approx(0, abs=1e-6)
+
+
+def test_math11_the_reference_is_the_one_that_was_asked_for(tiny_qwen3):
+    """A team that has moved: against itself (previous) the first loss is log 2, otherwise it is not."""
+    losses = {}
+    for reference in ("base", "previous", "none"):
+        policy = make_policy(base(tiny_qwen3))
+        config = make_config(batch_size=100, reference=reference)
+        metrics = update_madpo(policy, TeamOptimizer(policy, config), make_pairs(policy), STREAM, config)
+        losses[reference] = metrics["loss"]
+        assert metrics["reference_free"] == (reference == "none")
+    assert losses["previous"] == pytest.approx(math.log(2), abs=1e-6)
+    assert len({round(loss, 4) for loss in losses.values()}) == 3
+
+
+def test_math11_previous_means_the_start_of_the_iteration_not_of_the_batch(tiny_qwen3):
+    """In the second epoch the margin against the start of the iteration is no longer 0."""
+    policy = make_policy(base(tiny_qwen3))
+    config = make_config(batch_size=100, reference="previous", epochs=2)
+    metrics = update_madpo(policy, TeamOptimizer(policy, config), make_pairs(policy), STREAM, config)
+    assert metrics["margin"] > 1e-4 and metrics["loss"] < math.log(2)
+
+
+def test_rl11_an_agent_that_answers_alike_in_every_sample_does_not_move(tiny_qwen3):
+    """Advantages sum to 0, so its gradient cancels, while the other agent's does not."""
+    policy = make_policy(base(tiny_qwen3))
+    group = [trajectory([[((7, 8), (20, 5)), ((9,), (21 + g, 5))]], reward=float(g)) for g in range(4)]
+    advantages = oracle_rewards(group).sum(1) - oracle_rewards(group).sum(1).mean()
+    policy.backward(group, -advantages[:, None, None].expand(4, 2, 1) / 4)
+    norms = [
+        sum(float(w.grad.abs().sum()) if w.grad is not None else 0.0 for w in policy.parameters(i)) for i in (0, 1)
+    ]
+    assert norms[0] < 1e-5 < 1e-1 < norms[1]
+
+
+@pytest.mark.parametrize("clip_ratio", [None, 0.2])
+def test_rl2_a_ratio_loss_of_zero_still_moves_the_agents(tiny_qwen3, clip_ratio):
+    """On fresh samples the plain and the ratio form take the same step; only the latter's loss is 0."""
+    policy = make_policy(base(tiny_qwen3))
+    before = weights_of(policy)
+    config = make_config("magrpo", clip_ratio=clip_ratio, num_generations=4)
+    tasks = policy.domain.load_tasks("train", "pocket", 2)
+    metrics = update_magrpo(policy, TeamOptimizer(policy, config), tasks, oracle_rewards, STREAM, config)
+    assert metrics["samples"] == 8 and metrics["gradient_norm_agent0"] > 0
+    assert any(bool(move.any()) for move in moves(policy, before))
+    if clip_ratio is not None:
+        assert metrics["loss"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_the_kl_coefficient_pulls_the_team_back_to_its_reference(tiny_qwen3):
+    """Only the KL acts (all rewards equal): it falls from step to step."""
+    policy = make_policy(base(tiny_qwen3))
+    config = make_config("magrpo", kl_coef=1.0, num_generations=2)
+    optimizer = TeamOptimizer(policy, config)
+    tasks = policy.domain.load_tasks("train", "pocket", 2)
+
+    def nothing(trajectories):
+        return torch.zeros(len(trajectories), 1)
+
+    kl = [
+        update_magrpo(policy, optimizer, tasks, nothing, Stream(0, "update", iteration=i), config)["kl"]
+        for i in range(8)
+    ]
+    assert 0.5 * kl[0] > kl[-1] > 0
+
+
+@pytest.mark.parametrize("method", ["madpo", "magrpo"])
+def test_rl12_a_team_learns_a_bandit_by_sampling(tiny_qwen3, method):
+    """One word each, out of 43; the team is paid where both words are of the upper half. P(both) starts near 1/4."""
+    policy = make_policy(base(tiny_qwen3, num_hidden_layers=1), random_adapters=False, limits=1)
+    tasks = policy.domain.load_tasks("train", "pocket", 1)
+
+    def both_upper(trajectories) -> torch.Tensor:
+        return torch.tensor([[float(all(a.token_ids[0] > 21 for a in t.actions[0]))] for t in trajectories])
+
+    def probability() -> float:
+        """By enumeration: the product over agents of the mass on the upper half."""
+        (asked,) = policy.sample(tasks, 1, STREAM)[0]
+        every_word = [
+            trajectory([[(action.prompt_ids, (word,)) for action in asked.actions[0]]]) for word in range(22, 43)
+        ]
+        return float(policy.logprobs(every_word).exp().sum(0).prod())
+
+    config = make_config(method, learning_rate=4e-2, num_generations=64, batch_size=8)
+    optimizer = TeamOptimizer(policy, config)
+    assert 0.1 < probability() < 0.5
+    for step in range(24):
+        stream = Stream(0, "bandit", iteration=step)
+        if method == "magrpo":
+            update_magrpo(policy, optimizer, tasks, both_upper, stream, config)
+            continue
+        (group,) = policy.sample(tasks, 64, stream)
+        pay = both_upper(group)[:, 0].tolist()
+        good, bad = ([t for t, paid in zip(group, pay, strict=True) if paid == wanted] for wanted in (1.0, 0.0))
+        pairs = [PreferencePair(*sides, winner_is_agent=True) for sides in zip(good, bad, strict=False)]
+        if pairs:
+            update_madpo(policy, optimizer, pairs, stream, config)
+    assert probability() > 0.9
