@@ -137,12 +137,17 @@ def _distinct(items: Sequence[Item]) -> tuple[list[Item], list[int]]:
     return list(position), where
 
 
-def _micro_batches(adapted: AdaptedModel, items: Sequence[Item], max_tokens: int) -> Iterator[PackedBatch]:
+def _packed(adapted: AdaptedModel, items: Sequence[Item], max_tokens: int) -> list[list[PackedRow]]:
     for prompt, _ in items:
         if not prompt:
             raise ValueError("a prompt has no tokens; the first response token would have nothing that predicts it")
+    return pack_rows(items, max_tokens=max_tokens, share_prompts=adapted.shares_prompts)
+
+
+def _micro_batches(adapted: AdaptedModel, packed: Sequence[Sequence[PackedRow]]) -> Iterator[PackedBatch]:
+    """One after the other: the masks of all of them at once would grow with the number of pairs."""
     pad_id = adapted.tokenizer.pad_token_id or 0  # any id does: pads are masked by position, never by id
-    for rows in pack_rows(items, max_tokens=max_tokens, share_prompts=adapted.shares_prompts):
+    for rows in packed:
         yield build_batch(rows, pad_id=pad_id, dtype=adapted.loaded.dtype, device=adapted.device)
 
 
@@ -189,7 +194,7 @@ def response_logprobs(
     distinct, where = _distinct(items)
     result = torch.zeros(len(distinct))
     with adapted.using(adapter):
-        for batch in _micro_batches(adapted, distinct, max_tokens):
+        for batch in _micro_batches(adapted, _packed(adapted, distinct, max_tokens)):
             result[batch.members] = _response_logprobs(adapted, batch, temperature)[0].cpu()
     return result[where]
 
@@ -202,12 +207,13 @@ def graph_logprobs(adapted: AdaptedModel, adapter: str, items: Sequence[Item], *
         checkpointing would recompute under whichever adapter is active at the time of the backward pass.
     """
     distinct, where = _distinct(items)
-    batches = list(_micro_batches(adapted, distinct, max_tokens))
-    if len(batches) != 1 or adapted.gradient_checkpointing:
+    packed = _packed(adapted, distinct, max_tokens)
+    if len(packed) != 1 or adapted.gradient_checkpointing:
         return None
+    (batch,) = _micro_batches(adapted, packed)
     with adapted.using(adapter):
-        logprobs, _ = _response_logprobs(adapted, batches[0], 1.0)
-    order = torch.tensor(batches[0].members, device=logprobs.device).argsort()
+        logprobs, _ = _response_logprobs(adapted, batch, 1.0)
+    order = torch.tensor(batch.members, device=logprobs.device).argsort()
     return logprobs[order][where].cpu()
 
 
@@ -238,7 +244,7 @@ def accumulate_logprob_gradients(
     counts = torch.zeros(len(distinct)).index_add(0, torch.tensor(where, dtype=torch.long), torch.ones(len(where)))
     used = [i for i in range(len(distinct)) if summed[i] != 0 or kl_weight]  # a zero weight needs no forward pass
     total_kl = 0.0
-    for batch in _micro_batches(adapted, [distinct[i] for i in used], max_tokens):
+    for batch in _micro_batches(adapted, _packed(adapted, [distinct[i] for i in used], max_tokens)):
         members = torch.tensor([used[i] for i in batch.members])
         reference = None
         if kl_weight:
@@ -286,7 +292,7 @@ class ScalarModel:
         distinct, where = _distinct(items)
         result = torch.zeros(len(distinct))
         with self.adapted.using(self.name):
-            for batch in _micro_batches(self.adapted, distinct, self.max_tokens):
+            for batch in _micro_batches(self.adapted, _packed(self.adapted, distinct, self.max_tokens)):
                 result[batch.members] = self._values(batch).cpu()
         return result[where]
 
@@ -297,18 +303,19 @@ class ScalarModel:
         values, the loss gives its derivative by each, and a second pass carries those back micro-batch by micro-batch.
         """
         distinct, where = _distinct(items)
-        batches = list(_micro_batches(self.adapted, distinct, self.max_tokens))
-        if len(batches) == 1:
+        packed = _packed(self.adapted, distinct, self.max_tokens)
+        if len(packed) == 1:
+            (batch,) = _micro_batches(self.adapted, packed)
             with self.adapted.using(self.name):
-                values = self._values(batches[0])
-                order = torch.tensor(batches[0].members, device=values.device).argsort()
+                values = self._values(batch)
+                order = torch.tensor(batch.members, device=values.device).argsort()
                 loss_of(values[order][where]).backward()
             return
         values = self.values(items).requires_grad_()
         weights = torch.autograd.grad(loss_of(values), values)[0]
         summed = torch.zeros(len(distinct)).index_add(0, torch.tensor(where, dtype=torch.long), weights)
         with self.adapted.using(self.name):
-            for batch in batches:
+            for batch in _micro_batches(self.adapted, packed):
                 values = self._values(batch)
                 (summed[batch.members].to(values.device) * values).sum().backward()
 

@@ -83,16 +83,16 @@ class TeamOptimizer:
 
 
 class Averages:
-    """Means of metrics over the batches of an update."""
+    """Means of metrics over the batches of an update, each batch weighted by what it holds."""
 
     def __init__(self) -> None:
         self.sums: dict[str, float] = {}
         self.counts: dict[str, int] = {}
 
-    def add(self, metrics: Mapping[str, float | Tensor]) -> None:
+    def add(self, metrics: Mapping[str, float | Tensor], weight: int = 1) -> None:
         for name, value in metrics.items():
-            self.sums[name] = self.sums.get(name, 0.0) + float(value)
-            self.counts[name] = self.counts.get(name, 0) + 1
+            self.sums[name] = self.sums.get(name, 0.0) + weight * float(value)
+            self.counts[name] = self.counts.get(name, 0) + weight
 
     def means(self) -> dict[str, float]:
         return {name: total / self.counts[name] for name, total in self.sums.items()}
@@ -131,7 +131,7 @@ def update_madpo(
                     winner_lengths=lengths[0],
                     loser_lengths=lengths[1],
                 )
-                averages.add(metrics)
+                averages.add(metrics, len(batch))
                 return loss
 
             averages.add(optimizer.step(both, loss_of))
@@ -163,16 +163,17 @@ def update_magrpo(
             shape = (len(batch), config.num_generations)
             returns = reward(trajectories).sum(dim=1).view(shape)
             advantages = losses.group_relative_advantages(returns, normalize=config.normalize)
-            averages.add(_group_metrics(returns, trajectories))
+            averages.add(_group_metrics(returns, trajectories), len(batch))
             if number == 0:
                 averages.add(_sampler_gap(policy, trajectories, config))
 
             def loss_of(logprobs: Tensor) -> Tensor:
                 grouped = logprobs.view(*shape, *logprobs.shape[1:])
+                sampled = None if config.clip_ratio is None else grouped.detach()  # fresh: nothing has moved since
                 loss, metrics = losses.magrpo_loss(
-                    grouped, advantages, clip_ratio=config.clip_ratio, sampled_logprobs=grouped.detach()
-                )  # fresh: nothing has moved since
-                averages.add(metrics)
+                    grouped, advantages, clip_ratio=config.clip_ratio, sampled_logprobs=sampled
+                )
+                averages.add(metrics, len(batch))
                 return loss
 
             averages.add(optimizer.step(trajectories, loss_of, kl_weight=config.kl_coef / len(trajectories)))
@@ -208,17 +209,17 @@ def update_actor_critic(
                     discount=config.discount,
                     value_coef=config.value_coef,
                     clip_ratio=config.clip_ratio,
-                    sampled_logprobs=logprobs.detach(),
+                    sampled_logprobs=None if config.clip_ratio is None else logprobs.detach(),
                 )
 
             def actor_loss(logprobs: Tensor) -> Tensor:
                 loss, metrics = rule(logprobs, values)
-                averages.add(metrics)
+                averages.add(metrics, len(batch))
                 return loss
 
             averages.add(optimizer.step(trajectories, actor_loss, kl_weight=config.kl_coef / len(trajectories)))
             # The critics' part of the loss does not depend on the log-probabilities; zeros stand in for them.
-            critics.step(trajectories, lambda own: rule(torch.zeros(own.shape), own)[0])
+            critics.step(trajectories, lambda own: rule(torch.zeros_like(own), own)[0])
             samples += len(trajectories)
     return {**averages.means(), "samples": float(samples)}
 

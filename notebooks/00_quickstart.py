@@ -134,7 +134,7 @@ axes.annotate(METHOD, (score.index[-1], score.values[-1]), xytext=(6, 0),
 axes.set(xlabel="MAPL iteration", ylabel="TLDR score", ylim=(0, 1), xticks=score.index,
          title=f"TLDR score over training - {PROFILE}, {EVAL_TASKS} tasks, seed {SEED}")
 finding = (f"The score goes from {score.iloc[0]:.2f} to {score.iloc[-1]:.2f} in "
-           f"{ITERATIONS} iterations. Thin lines: {EVAL_TASKS} posts, one training run.")
+           f"{ITERATIONS} iterations. Thin lines: {EVAL_TASKS} posts, one run.")
 show_figure(figure, "quickstart", f"Score by iteration. {finding}", OUTPUT_DIR)
 display(Markdown(finding))
 

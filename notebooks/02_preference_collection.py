@@ -209,17 +209,20 @@ print(f"{len(all_pairs)} pairs, {tied} ties, {len(selected)} kept")
 figure, axes = plt.subplots(figsize=(7, 3.6), constrained_layout=True)
 order = sorted(range(len(played)), key=lambda i: sum(t.total_return for t in played[i]))
 for place, index in enumerate(order):
-    for group, colour, shift in ((played, "#0072B2", -0.15), (compared, "#999999", 0.15)):
+    sides = ((played, "#0072B2", -0.15), (compared, "#999999", 0.15))
+    for group, colour, shift in sides:
         values = [trajectory.total_return for trajectory in group[index]]
         axes.scatter([place + shift] * len(values), values, s=14, color=colour)
 axes.set(xlabel="training post, ordered by the team's mean return", ylabel="return",
-         xticks=[], title=f"Returns of {SAMPLES} joint answers a post - {PROFILE}, "
-                          f"{TASKS} tasks, seed {SEED}")
-axes.text(0.01, 0.95, "agents", color="#0072B2", transform=axes.transAxes, va="top")
-axes.text(0.01, 0.88, "comparator", color="#777777", transform=axes.transAxes, va="top")
-mean = lambda pairs: sum(p.winner.total_return for p in pairs) / max(1, len(pairs))
-finding = (f"Winners have a mean return of {mean(all_pairs):.2f} before and "
-           f"{mean(selected):.2f} after selection. One dot is one joint answer.")
+         xticks=[], ylim=(-0.1, 3.6),
+         title=f"Returns of {SAMPLES} joint answers a post - {PROFILE}, {TASKS} tasks, "
+               f"seed {SEED}")
+axes.text(0.01, 0.97, "agents", color="#0072B2", transform=axes.transAxes, va="top")
+axes.text(0.13, 0.97, "comparator", color="#777777", transform=axes.transAxes, va="top")
+means = [torch.tensor([pair.winner.total_return for pair in of]).mean()
+         for of in (all_pairs, selected)]
+finding = (f"Winners have a mean return of {means[0]:.2f} before and {means[1]:.2f} "
+           "after selection. One dot is one joint answer.")
 show_figure(figure, "returns", f"Dots of returns by post. {finding}", OUTPUT_DIR)
 display(Markdown(finding))
 
@@ -311,8 +314,9 @@ axes.set(yticks=range(len(table)), yticklabels=table.index, xlim=(0, 1),
          xlabel="share of the training set, dark: newest shard, pale: oldest",
          title=f"What each buffer trains on - {PROFILE}, 4 shards, one draw")
 axes.invert_yaxis()
-finding = (f"With lambda 0.8 the newest shard makes up {table['age 0']['lambda 0.8']:.0%} "
-           f"of the training set, with lambda 0.2 {table['age 0']['lambda 0.2']:.0%}.")
+newest = table["age 0"]
+finding = (f"With lambda 0.8 the newest shard makes up {newest['lambda 0.8']:.0%} of the "
+           f"training set, with lambda 0.2 {newest['lambda 0.2']:.0%}.")
 show_figure(figure, "buffers", f"Stacked bars of shard ages. {finding}", OUTPUT_DIR)
 display(Markdown(finding))
 

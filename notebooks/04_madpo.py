@@ -77,7 +77,8 @@ from mapl_core.losses import madpo_loss
 from mapl_core.notebook import check_parameters, show_figure
 from mapl_core.profiles import load_profile
 from mapl_core.seeding import Stream
-from mapl_core.train import TeamOptimizer, build_team, run_mapl, update_madpo
+from mapl_core.train import build_team, run_mapl
+from mapl_core.updates import TeamOptimizer, update_madpo
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 print(f"python {sys.version.split()[0]}, mapl_core {mapl_core.__version__}, "
@@ -91,7 +92,7 @@ SEED = 0  # seed of every random draw
 BETA = 0.1  # strength of the pull to the reference, in units of reward
 REFERENCES = ["base", "previous", "none"]  # reference policies to compare in section 8
 ITERATIONS = 4  # MAPL iterations of each run
-TRAIN_TASKS = 16  # training posts
+TRAIN_TASKS = 32  # training posts
 EVAL_TASKS = 16  # evaluation posts
 OVERRIDES = {}  # further values that replace the profile's, such as {"eval_samples": 4}
 OUTPUT_DIR = ""  # folder for figures and runs; empty: a temporary one
@@ -419,10 +420,10 @@ print("derivative, first winner and first loser:",
       derivative[0].flatten().tolist(), derivative[len(chosen)].flatten().tolist())
 
 # %% [markdown]
-# The derivative is all that training needs: `JointPolicy.backward` carries it into each
-# agent's adapter, one forward pass at a time, so that two agents on one base never mix
-# their gradients and memory does not grow with the number of pairs. A few steps on these
-# pairs alone:
+# The derivative by the log-probabilities is all that training needs. Where a batch does
+# not fit into one pass, `JointPolicy.backward` carries it into each agent's adapter, one
+# micro-batch at a time: the same gradient, and memory does not grow with the number of
+# pairs. A few steps on these pairs alone:
 
 # %%
 optimizer = TeamOptimizer(team.policy, config)

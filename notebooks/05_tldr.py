@@ -79,16 +79,17 @@ print(f"python {sys.version.split()[0]}, mapl_core {mapl_core.__version__}, "
       f"device {'cuda' if torch.cuda.is_available() else 'cpu'}")
 
 # %% tags=["parameters"]
-PROFILE = "pocket"  # pocket (minutes, any laptop), small (a real model) or paper (a GPU)
+PROFILE = "pocket"  # pocket (any laptop), small (a real model) or paper (a GPU)
 METHOD = "madpo"  # untrained, madpo, marlhf, magrpo, collm_cc or collm_dc
 PARADIGM = "dec-dec"  # agents-comparator: dec-dec, cen-cen or dec-cen
 SEED = 0  # seed of every random stream of the run
+LOOK_TASKS = 4  # evaluation posts on which section 3 looks at the untrained team
 OVERRIDES = {}  # values that replace the profile's, such as {"beta": 0.5}
 OUTPUT_DIR = ""  # folder of the results; empty: a temporary one
 
 # %%
 check_parameters(globals(), PROFILE=str, METHOD=str, PARADIGM=str, SEED=int,
-                 OVERRIDES=dict, OUTPUT_DIR=str)
+                 LOOK_TASKS=int, OVERRIDES=dict, OUTPUT_DIR=str)
 config = load_profile(PROFILE).config("tldr", METHOD, PARADIGM, seed=SEED, **OVERRIDES)
 folder = Path(OUTPUT_DIR or tempfile.mkdtemp(prefix="mapl-tldr-"))
 torch.set_num_threads(config.threads)
@@ -158,13 +159,13 @@ print(f"total {reward.total:.3f} of 3: "
 # %% [markdown]
 # ## 3 The untrained team
 #
-# Eight evaluation posts, four joint answers each. Which part of the reward is lost most
+# A few evaluation posts, four joint answers each. Which part of the reward is lost most
 # often? That is what the preferences will teach.
 
 # %%
-few = {"train_tasks": 1, "eval_tasks": 8 if PROFILE == "pocket" else 2}
+few = {**OVERRIDES, "eval_tasks": LOOK_TASKS}
 team = build_team(load_profile(PROFILE).config("tldr", "untrained", PARADIGM, seed=SEED,
-                                               **{**OVERRIDES, **few}))
+                                               **few))
 by_task, played = evaluate(team.policy, team.eval_tasks, 4, Stream(SEED, "notebook 05"))
 parts = pd.DataFrame([trajectory.parts[-1] for trajectory in played])
 maximum = pd.Series({"structure": 0.5, "length": 1.0, "unique": 0.5, "style": 0.6,
@@ -225,7 +226,7 @@ axes[1].set(yticks=[r + 0.2 for r in rows], yticklabels=maximum.index,
             xlabel="reward (grey: untrained, blue: after, pale: maximum)")
 figure.suptitle(f"TLDR, {METHOD} {PARADIGM} - {PROFILE}, {tasks} tasks, seed {SEED}")
 finding = (f"Score {scores[0]:.2f} before and {scores[last]:.2f} after {last} "
-           f"iterations; thin lines are the {tasks} evaluation posts, one training run.")
+           f"iterations; thin lines are the {tasks} evaluation posts, one run.")
 show_figure(figure, "tldr", f"Two panels. {finding}", OUTPUT_DIR)
 display(Markdown(finding))
 

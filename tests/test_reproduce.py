@@ -348,7 +348,7 @@ def command(tmp_path: Path) -> Callable[..., subprocess.Popen]:
     yield start
     for process in processes:
         process.kill()
-        process.communicate()
+        process.wait()
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 90) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import weakref
 
 import pytest
 import torch
@@ -276,6 +277,26 @@ def test_memory_is_bounded_by_the_micro_batch(tiny_qwen3):
     shapes.clear()
     response_logprobs(adapted, "agent0", [(LONG, (20,) * 50)], max_tokens=40)
     assert shapes == [(1, 57)]
+
+
+def test_memory_holds_one_micro_batch_at_a_time(tiny_qwen3, monkeypatch):
+    """A mask is the square of its length: those of all micro-batches at once would grow with the number of pairs."""
+    built, most = [], []
+
+    def note(*args, build=scoring.build_batch, **options):
+        batch = build(*args, **options)
+        built.append(weakref.ref(batch))
+        most.append(sum(reference() is not None for reference in built))
+        return batch
+
+    monkeypatch.setattr(scoring, "build_batch", note)
+    scalar = _scalar(tiny_qwen3(), max_tokens=40)
+    items = [(LONG, (20 + i % 7,) * (1 + i % 5) + (i % 40,)) for i in range(60)]
+    response_logprobs(scalar.adapted, "agent0", items, max_tokens=40)
+    accumulate_logprob_gradients(scalar.adapted, "agent0", items, torch.ones(60), max_tokens=40)
+    assert scoring.graph_logprobs(scalar.adapted, "agent0", items, max_tokens=40) is None
+    scalar.backward(items, lambda values: values.sum())
+    assert len(most) > 20 and max(most) <= 2, "the one at work and the one being made"
 
 
 def test_sharing_computes_a_prompt_once(tiny_qwen3):

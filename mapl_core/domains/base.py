@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mapl_core.rewards import Reward
+from mapl_core.rewards.text import clean_response
 
-SECTION_TAG = re.compile(r"<\s*(/?)\s*agent_(\d+)\s*>", re.IGNORECASE)
-FENCED_REPLY = re.compile(r"\A\s*```[^\n]*\n(.*?)\n?[ \t]*```\s*\Z", re.DOTALL)
+# At most three digits: no team is larger, and Python refuses to read numbers of thousands of digits.
+SECTION_TAG = re.compile(r"<\s*(?:(/)\s*)?agent_([0-9]{1,3})\s*>", re.IGNORECASE)
+FENCED_REPLY = re.compile(r"\A\s*```[^\n]*\n(.*)```\s*\Z", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -86,13 +88,14 @@ class Domain:
         """The joint observation: shared material once, every role, and the rule for the tagged answer."""
         raise NotImplementedError
 
-    def split_joint(self, text: str) -> list[str]:
+    def split_joint(self, text: str | None) -> list[str]:
         """Cut a coordinator's text `<agent_0> ... </agent_0> <agent_1> ...` into the agents' parts.
 
         One code fence around the whole reply is removed. The first section of each agent wins; a section without a
         closing tag ends at the next opening tag of another agent or at the end; text outside sections is dropped.
         An agent without a section answers with the empty text.
         """
+        text = clean_response(text)  # first of all: a draft inside a leading thought is no section
         fenced = FENCED_REPLY.match(text)
         text = fenced.group(1) if fenced else text
         sections: dict[int, str] = {}

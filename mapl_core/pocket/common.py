@@ -50,7 +50,11 @@ SHAPES = {
 
 
 def language(domain: str) -> ModuleType:
-    """The generator module of a domain: `make_tasks`, `atoms`, `vocabulary_texts`, `write_example` ..."""
+    """The generator module of a domain.
+
+    It offers `make_tasks` and `reserved_slots` (the tasks), `atoms` and `vocabulary_texts` (the vocabulary),
+    `write_example` (the corpus), `copied_words` and `NEW_TOKENS` (for measuring the base).
+    """
     if domain not in DOMAINS:
         raise ValueError(f"unknown pocket domain {domain!r}; valid: {', '.join(DOMAINS)}")
     return importlib.import_module(f"mapl_core.pocket.{domain}")

@@ -162,7 +162,7 @@ def slots_of(text: str) -> dict[str, list[str]]:
 
 
 def copied_words(text: str, task: Task) -> tuple[int, int]:
-    """How many different slot words an answer has of its own post, and how many in all."""
+    """How many different slot words of an answer are its own post's, and how many there are in all."""
     own = slots_of(task.fields["post"])
     mentioned = [(word, slot) for slot, words in slots_of(text).items() for word in words]
     return sum(word in own[slot] for word, slot in mentioned), len(mentioned)
@@ -249,7 +249,11 @@ def _transitions(count: int, rng: random.Random) -> list[str]:
 
 
 def _link(clauses: Sequence[str], transitions: Sequence[str], rng: random.Random) -> str:
-    """Close each clause with a stop; linking phrases stand before clauses, the first few not before the first clause."""
+    """Close each clause with a stop and put linking phrases before clauses, before the first one only at last.
+
+    An answer that opened with a phrase as often as not would lose these openings, and with them its whole mode, when
+    sampled at a lower temperature: there are two dozen phrases, each of them rare.
+    """
     places: list[list[str]] = [[] for _ in clauses]
     order = rng.sample(range(1, len(clauses)), len(clauses) - 1) + [0]
     for index, phrase in enumerate(transitions):

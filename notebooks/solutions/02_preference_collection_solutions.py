@@ -28,7 +28,8 @@ from mapl_core.seeding import Stream
 def toy(total, text, **parts):
     """A one-turn trajectory with a given return and named reward parts."""
     action = Response((1,), (2,), text, False)
-    return Trajectory("toy", ((action,),), ((text,),), (total,), (parts or {"all": total},))
+    components = parts or {"all": total}
+    return Trajectory("toy", ((action,),), ((text,),), (total,), (components,))
 
 
 def returns(name, count):
@@ -52,7 +53,8 @@ annotator = make_annotator("bradley_terry", temperature=2.0, generator=generator
 pairs, _ = label_pairs(agents, others, annotator)
 best = select_pairs(pairs, 100)
 for name, of in (("all pairs", pairs), ("the best 100", best)):
-    print(f"{name}: {sum(pair.gap < 0 for pair in of) / len(of):.0%} contradict the oracle")
+    wrong = sum(pair.gap < 0 for pair in of) / len(of)
+    print(f"{name}: {wrong:.0%} contradict the oracle")
 
 # %% [markdown]
 # **2.** `good_comparator` keeps the pairs in which the comparator is at least as good in

@@ -33,8 +33,8 @@ from mapl_core.train import run_mapl
 
 # %%
 short = "words words words words words words words words"
-detailed = ("in addition such as namely because however next indeed to sum up similarly "
-            "although unless meanwhile words")
+detailed = ("in addition such as namely because however next indeed to sum up "
+            "similarly although unless meanwhile words")
 reward = tldr_reward([short, detailed], None)
 print(f"{reward.total:.2f} of 3", {k: round(v, 2) for k, v in reward.parts.items()})
 assert reward.total > 2.9
@@ -54,8 +54,8 @@ def train(method, **changes):
     run_mapl(config, folder, progress=False)
     rows = pd.read_csv(f"{folder}/metrics.csv")
     names = ["score", "r", "length/agent0", "length/agent1"]
-    return rows[rows.metric.isin(names)].pivot_table(index="metric", columns="iteration",
-                                                     values="value").round(2)
+    shown = rows[rows.metric.isin(names)]
+    return shown.pivot_table(index="metric", columns="iteration", values="value").round(2)
 
 
 print("madpo\n", train("madpo"), "\nmarlhf\n", train("marlhf"))

@@ -302,7 +302,7 @@ def test_no_prompt_spells_out_a_transition_of_the_oracle_or_another_task(domain,
 def test_the_coordinator_reads_both_roles_and_the_form_of_the_answer(domain):
     for source in ("small", "paper"):
         prompt = domain.coordinator_prompt(task_of(source))
-        assert all(prompt.count(role) == 1 for role in FORMS[source].roles)
+        assert all(prompt.count(f"<agent_{agent}>: {role}") == 1 for agent, role in enumerate(FORMS[source].roles))
     for source in SOURCES:
         for form in ("coordinator_prompt", "single_prompt"):
             prompt = getattr(domain, form)(task_of(source))

@@ -72,7 +72,7 @@ def start_runner(tiny_profile: Path) -> Iterator[Callable[..., subprocess.Popen]
     yield start
     for runner in started:
         runner.kill()
-        runner.communicate()
+        runner.wait()
 
 
 def outcome(runner: subprocess.Popen) -> str:

@@ -14,6 +14,12 @@ from mapl_core.rewards import tldr_reward
 from mapl_core.rewards.tldr import TRANSITIONS, split_words, transition_categories
 
 SPLITS = ("train", "eval")
+FIRST_POST = (
+    "SUBREDDIT: r/relationships\n\nTITLE: feeling worried about my letter\n\nPOST: my teacher came to the garden and "
+    "washed my letter. it makes me worried and i cannot sleep. it was a gift from my parents and hard to replace. "
+    "should i write to my teacher?"
+)
+ALL_POSTS = "eeef1ba9a3aacd83"
 
 
 def fillers(task) -> tuple[str, ...]:
@@ -128,6 +134,7 @@ def test_modes_of_agent_1_have_the_linking_words_that_define_them():
         return [len(transition_categories(split_words(text))) for text in texts]
 
     assert set(linking("clauses")) == {0, 1, 2, 3}
+    assert set(linking("overlong")) == {0, 1, 2, 3}
     assert set(linking("single")) == set(linking("repetitive")) == {0}
     assert set(linking("connected")) == {5, 6, 7, 8, 9}
 
@@ -166,15 +173,11 @@ def test_a_corpus_answer_does_not_depend_on_what_the_team_mate_wrote():
     """In a discussion the shares of agent 0's modes are the same whether agent 1's draft was short or long."""
     domain, rng = get_domain("tldr"), random.Random(0)
     lengths: dict[bool, list[bool]] = {True: [], False: []}
-    for _ in range(6000):
+    for _ in range(4000):
         prompt, response = tldr.write_example(domain, rng, frozenset())
         if "your draft was" in prompt and "linking words" not in prompt:
             other = prompt.split("the other agent wrote :")[1].split("your draft was")[0]
             lengths[len(other.split()) > 20].append(len(response.split()) < 8)
     shares = [statistics.fmean(values) for values in lengths.values()]
-    assert min(map(len, lengths.values())) > 100
-    assert abs(shares[0] - shares[1]) < 0.12  # about three standard errors
-
-
-FIRST_POST = ""
-ALL_POSTS = ""
+    assert min(map(len, lengths.values())) > 80
+    assert abs(shares[0] - shares[1]) < 0.15  # about three standard errors

@@ -44,8 +44,9 @@ def test_phrases_and_marks_are_one_token_each(tokenizer, source):
 
 
 def test_a_phrase_is_found_between_word_boundaries_only():
-    tokenizer = build_tokenizer(["in fact factory begin"], ["in fact"])
-    assert tokenizer.tokenize("in fact factory begin in fact.") == ["in fact", "factory", "begin", "in fact", "."]
+    tokenizer = build_tokenizer(["in factory begin fact"], ["in fact"])
+    pieces = tokenizer.tokenize("in factory begin fact in fact.")
+    assert pieces == ["in", "factory", "begin", "fact", "in fact", "."]
 
 
 def test_decoded_answers_read_like_text_and_encode_to_the_same_ids(tokenizer, answers):

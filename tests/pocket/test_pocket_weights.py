@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from mapl_core.domains import get_domain
 from mapl_core.pocket import tldr
 from mapl_core.pocket.build import RECIPES, fingerprint
-from mapl_core.pocket.common import SHAPES, WEIGHTS, domain_tokenizer, model_config, model_path
+from mapl_core.pocket.common import WEIGHTS, domain_tokenizer, model_config, model_path
 
 SHIPPED = ("1x", "2x")
 
@@ -26,10 +26,11 @@ def loaded(size: str):
 def test_parameter_counts_of_the_sizes(size, fewest, most):
     from transformers import Qwen3ForCausalLM
 
+    tokenizer = domain_tokenizer("tldr")
     with torch.device("meta"):
-        model = Qwen3ForCausalLM(model_config(size, domain_tokenizer("tldr")))
+        model = Qwen3ForCausalLM(model_config(size, tokenizer))
     assert fewest <= model.num_parameters() <= most
-    assert SHAPES[size].layers <= 5
+    assert (model.config.eos_token_id, model.config.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
 
 
 @pytest.mark.parametrize("size", SHIPPED)
@@ -42,6 +43,16 @@ def test_tok11_a_shipped_model_loads_with_plain_transformers_and_agrees_with_its
     assert model.config.vocab_size == len(tokenizer)
     record = json.loads((model_path("tldr", size) / "build.json").read_text())
     assert record["parameters"] == model.num_parameters()
+
+
+@pytest.mark.parametrize("size", SHIPPED)
+def test_the_record_of_a_shipped_model_is_within_the_targets(size):
+    """What build.json says about the untrained team, in both prompt forms and at both temperatures."""
+    record = json.loads((WEIGHTS / f"tldr-{size}" / "build.json").read_text())
+    assert len(record["untrained_team"]) == 6
+    for name, measured in record["untrained_team"].items():
+        assert 0.25 <= measured["mean"] <= 0.55 and measured["copied"] >= 0.95, name
+        assert measured["well_formed"] is None or measured["well_formed"] >= 0.95, name
 
 
 @pytest.mark.parametrize("size", SHIPPED)
@@ -62,8 +73,9 @@ def test_shipped_weights_are_bfloat16_and_small():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "structure"), [("1x", "dec"), ("1x", "cen"), ("2x", "cen")])
-@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 0.9)])
-def test_the_untrained_team_is_able_and_uncoordinated(size, structure, temperature, top_p):
+@pytest.mark.parametrize(("temperature", "top_p", "best"), [(1.0, 1.0, 0.78), (0.7, 0.9, 0.6)])
+def test_the_untrained_team_is_able_and_uncoordinated(size, structure, temperature, top_p, best):
+    """Mean reward between 0.25 and 0.55 of the maximum, widely spread, on other random numbers than in build.json."""
     from mapl_core.models import load_model
     from mapl_core.pocket.measure import measure_team
 
@@ -71,7 +83,7 @@ def test_the_untrained_team_is_able_and_uncoordinated(size, structure, temperatu
     measured = measure_team(get_domain("tldr"), base, structure, tasks, temperature=temperature, top_p=top_p, seed=1)
     assert 0.25 <= measured.mean <= 0.55
     assert measured.spread > 0.2
-    assert measured.best_of_8 > 0.75
+    assert measured.best_of_8 > best
     assert measured.copied >= 0.95
     assert measured.ended >= 0.98
     if structure == "cen":

@@ -110,6 +110,11 @@ def test_the_first_transition_category_is_worth_two_fifths_of_coherence_and_the_
     assert reward.parts["coherence"] == pytest.approx(0.4 * value, abs=1e-12)
 
 
+def test_summaries_without_a_shared_word_still_earn_their_coherence():
+    reward = tldr_reward([k(1, 8), numbered("m", 1, 16) + " however"], None)
+    assert reward.parts == pytest.approx(dict(zip(PARTS, (0.5, 1, 0.5, 0, 0.16), strict=True)))
+
+
 @pytest.mark.parametrize("side", [0, 1])
 @pytest.mark.parametrize(("count", "structure"), [(7, 0.0), (8, 0.5), (256, 0.5), (257, 0.0)])
 def test_structure_asks_both_texts_for_8_to_256_whitespace_words(side, count, structure):
@@ -156,6 +161,7 @@ def test_composed_and_decomposed_letters_are_the_same_text():
     assert measure([composed, composed]) == measure([decomposed, decomposed])
     assert measure([composed, decomposed]).length_ratio == 1.0
     assert measure([composed, decomposed]).overlap == 1.0
+    assert measure(["a" * 8, "e\u0301" * 4]).length_ratio == 4 / 8  # one character each, not two
 
 
 def test_a_word_with_an_inner_apostrophe_is_one_word_whichever_apostrophe():
