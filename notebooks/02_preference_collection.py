@@ -315,8 +315,8 @@ axes.set(yticks=range(len(table)), yticklabels=table.index, xlim=(0, 1),
          title=f"What each buffer trains on - {PROFILE}, 4 shards, one draw")
 axes.invert_yaxis()
 newest = table["age 0"]
-finding = (f"With lambda 0.8 the newest shard makes up {newest['lambda 0.8']:.0%} of the "
-           f"training set, with lambda 0.2 {newest['lambda 0.2']:.0%}.")
+finding = (f"With lambda 0.8 the newest shard makes up {newest['lambda 0.8']:.0%} of "
+           f"the training set, with lambda 0.2 {newest['lambda 0.2']:.0%}.")
 show_figure(figure, "buffers", f"Stacked bars of shard ages. {finding}", OUTPUT_DIR)
 display(Markdown(finding))
 

@@ -27,6 +27,7 @@ ITEMS = [
     (SHORT, (2,)),
     (SHORT, (5, 5)),
     ((16,), (24, 25, 26)),
+    ((7, 2, 5, 8), (27, 28, 2)),  # a chat prompt holds EOS inside; where pad is EOS it must not be taken for padding
 ]
 FAMILIES = ("tiny_qwen3", "tiny_llama", "tiny_gpt2")
 
@@ -59,7 +60,7 @@ def test_tok6_batch_mates_and_micro_batches_do_not_matter(policy):
     together = response_logprobs(adapted, adapter, ITEMS, max_tokens=4096)
     for max_tokens in (1, 9, 14, 30):
         assert_close(response_logprobs(adapted, adapter, ITEMS, max_tokens=max_tokens), together, rtol=1e-5, atol=1e-5)
-    order = torch.tensor([3, 0, 6, 5, 1, 4, 2])
+    order = torch.tensor([3, 7, 0, 6, 5, 1, 4, 2])
     reordered = response_logprobs(adapted, adapter, [ITEMS[i] for i in order], max_tokens=4096)
     assert_close(reordered, together[order], rtol=1e-5, atol=1e-5)
     mates = [(LONG, (40, 41, token, 2)) for token in range(12)] + [((9,) * 30, (10,) * 20)]
@@ -183,7 +184,7 @@ def test_equal_items_are_computed_once_and_counted_as_often_as_they_occur(tiny_q
 
 # --- gradients -------------------------------------------------------------------------------------------------------
 
-WEIGHTS = torch.tensor([0.3, -1.0, 0.7, 0.2, -0.4, 1.1, -0.6])
+WEIGHTS = torch.tensor([0.3, -1.0, 0.7, 0.2, -0.4, 1.1, -0.6, 0.5])
 
 
 def _plain_gradients(adapted, items=ITEMS, weights=WEIGHTS):

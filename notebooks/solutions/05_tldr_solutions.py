@@ -55,7 +55,8 @@ def train(method, **changes):
     rows = pd.read_csv(f"{folder}/metrics.csv")
     names = ["score", "r", "length/agent0", "length/agent1"]
     shown = rows[rows.metric.isin(names)]
-    return shown.pivot_table(index="metric", columns="iteration", values="value").round(2)
+    table = shown.pivot_table(index="metric", columns="iteration", values="value")
+    return table.round(2)
 
 
 print("madpo\n", train("madpo"), "\nmarlhf\n", train("marlhf"))
