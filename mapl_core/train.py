@@ -40,6 +40,7 @@ from mapl_core.results import (
     METRICS_FILE,
     EvaluationRow,
     MetricRow,
+    folder_lock,
     write_evaluation,
     write_manifest,
     write_metrics,
@@ -189,13 +190,15 @@ def run_mapl(config: RunConfig, out_dir: Path | str, *, progress: bool = True) -
     Raises:
         ConfigError, ValueError, FileNotFoundError: for values, models or data that cannot work, before any training.
         RuntimeError: if no pair could be collected, or `out_dir` holds the checkpoint of another configuration.
+        ResultError: if another process is at work in `out_dir`.
     """
     out_dir = Path(out_dir)
     torch.set_num_threads(config.threads)
     run = _Run(config, build_team(config), out_dir)
     steps = config.iterations if config.method != "untrained" else 0
     quiet = {} if progress else {"disable": True}  # otherwise TQDM_DISABLE decides
-    with tqdm(total=steps + 1, desc=f"{config.method} {config.paradigm}", leave=False, **quiet) as bar:
+    bar = tqdm(total=steps + 1, desc=f"{config.method} {config.paradigm}", leave=False, **quiet)
+    with folder_lock(out_dir, wait_seconds=10.0), bar:  # a killed runner's job may need a moment to end
         run.resume()
         if not run.evaluation:
             run.evaluate(0)
@@ -211,7 +214,7 @@ def run_mapl(config: RunConfig, out_dir: Path | str, *, progress: bool = True) -
             run.evaluate(run.finished)
             run.checkpoint()
             bar.update()
-    return run.finish()
+        return run.finish()
 
 
 class _Run:

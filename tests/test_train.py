@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import json
 import math
+import os
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from toy_domains import ToyDomain
 from mapl_core import domains, train
 from mapl_core.models import load_model
 from mapl_core.profiles import ConfigError, RunConfig
-from mapl_core.results import verify_job
+from mapl_core.results import ResultError, folder_lock, verify_job
 from mapl_core.reward_model import RewardModel
 from mapl_core.rewards import Reward
 from mapl_core.seeding import Stream
@@ -176,6 +177,13 @@ def test_save2_a_checkpoint_of_another_configuration_or_a_broken_one_is_refused_
     (tmp_path / "checkpoint.pt").write_bytes(b"half a file")
     with pytest.raises(RuntimeError, match="checkpoint.pt cannot be read"):
         run_mapl(config(), tmp_path, progress=False)
+
+
+def test_a_second_run_in_the_same_folder_is_refused_with_the_number_of_the_first(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "folder_lock", lambda folder, **_: folder_lock(folder))  # without the waiting
+    with folder_lock(tmp_path), pytest.raises(ResultError, match=f"in use by process {os.getpid()}"):
+        run_mapl(config(), tmp_path, progress=False)
+    assert not (tmp_path / "checkpoint.pt").exists()
 
 
 def test_dpo5_a_run_whose_comparisons_all_tie_says_so_and_takes_no_step(config, tmp_path):

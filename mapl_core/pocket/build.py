@@ -32,9 +32,9 @@ from mapl_core.pocket.pretrain import Example, Recipe, examples, pretrain
 RECIPES = {
     "1x": Recipe(steps=1400),
     "2x": Recipe(steps=1200),
-    "4x": Recipe(steps=1200),
+    "4x": Recipe(steps=800),
 }
-MINUTES = {"1x": 8, "2x": 12, "4x": 25}  # on one core
+MINUTES = {"1x": 7, "2x": 12, "4x": 12}  # on one core
 FINGERPRINTED = 200  # examples of the corpus that identify it
 
 
