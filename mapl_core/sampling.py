@@ -20,7 +20,7 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, 
 from mapl_core.adapters import AdaptedModel
 from mapl_core.scoring import Ids
 
-HEAD = 256  # candidates examined first for top-p; a row whose head holds less than top_p is sorted in full
+HEAD = 256  # candidates examined first for top-p; a row whose head holds less than top_p is looked at in more
 
 
 @dataclass(frozen=True)
@@ -95,15 +95,17 @@ def choose_tokens(logits: Tensor, uniforms: Tensor, *, temperature: float, top_p
         return _nucleus_choice(kept.softmax(dim=-1), ids, uniforms, top_p)
     if top_p >= 1.0:
         return _invert(log_probs.exp(), uniforms)
-    head_size = min(HEAD, vocabulary)
-    probabilities, ids = log_probs.topk(head_size, dim=-1)
-    probabilities = probabilities.exp()
-    chosen = _nucleus_choice(probabilities, ids, uniforms, top_p)
-    if head_size < vocabulary:
-        short = (probabilities.sum(dim=-1) < top_p).nonzero().squeeze(1)
-        if len(short):
-            full, full_ids = log_probs[short].sort(dim=-1, descending=True)
-            chosen[short] = _nucleus_choice(full.exp(), full_ids, uniforms[short], top_p)
+    chosen = torch.empty(len(log_probs), dtype=torch.long, device=log_probs.device)
+    waiting = torch.arange(len(log_probs), device=log_probs.device)
+    for size in (HEAD, 16 * HEAD, vocabulary):  # a full sort costs as much as the forward pass: few rows need it
+        probabilities, ids = log_probs[waiting].topk(min(size, vocabulary), dim=-1)
+        probabilities = probabilities.exp()
+        enough = (probabilities.sum(dim=-1) >= top_p) | (size >= vocabulary)
+        done = waiting[enough]
+        chosen[done] = _nucleus_choice(probabilities[enough], ids[enough], uniforms[done.cpu()], top_p)
+        waiting = waiting[~enough]
+        if not len(waiting):
+            break
     return chosen
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable
 import torch
 
 from mapl_core.adapters import AdaptedModel
+from mapl_core.domains import get_domain
 from mapl_core.losses import madpo_loss
 from mapl_core.models import load_model
 from mapl_core.sampling import SamplingSettings, sample_responses
@@ -60,8 +61,9 @@ def adapted_model(name: str) -> AdaptedModel:
 
 
 def rollouts(adapted: AdaptedModel, repeats: int) -> None:
-    vocabulary = adapted.loaded.model.config.vocab_size
-    prompts = random_ids(PROMPTS, PROMPT_TOKENS, vocabulary, seed=0)
+    # Real posts: after random ids the model is unsure of everything, and top-p keeps thousands of candidates.
+    posts = [task.fields["prompt"] for task in get_domain("tldr").load_tasks("train", "small", PROMPTS)]
+    prompts = [tuple(adapted.tokenizer.encode(post)[:PROMPT_TOKENS]) for post in posts]
     settings = SamplingSettings(temperature=1.0, top_p=0.9, max_new_tokens=NEW_TOKENS)
     # Neither side may stop early, or the two would write different numbers of tokens.
     stop = adapted.tokenizer.eos_token_id
