@@ -103,12 +103,15 @@ def test_run1_an_error_names_notebook_cell_and_error_once(job: Path, notebook: P
     assert judge(notebook, job, 1, KNOBS).endswith("): RuntimeError: the toy broke")
 
 
-def test_cells_are_counted_in_the_source_although_papermill_inserts_one(job: Path, notebook: Path):
+def test_cells_are_counted_in_the_source_although_papermill_inserts_others(job: Path, notebook: Path):
     stop_at(job, 4, ("RuntimeError", "broke"))
     book = nbformat.read(job / "notebook.ipynb", as_version=4)
     injected = nbformat.v4.new_code_cell("SEED = 1", metadata={"papermill": {"start_time": "2026", "exception": False}})
     injected.execution_count = 2
     book.cells.insert(2, injected)
+    book.cells.insert(
+        0, nbformat.v4.new_markdown_cell("An error occurred", metadata={"tags": ["papermill-error-cell-tag"]})
+    )
     nbformat.write(book, job / "notebook.ipynb")
     assert judge(notebook, job, 1, KNOBS).startswith("05_tldr.ipynb, cell 4 (")
 
