@@ -54,9 +54,9 @@ def decode_response(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> s
 
 def _without_added_eos(tokenizer: PreTrainedTokenizerBase, text: str, ids: list[int]) -> list[int]:
     """Some tokenizers close every text with EOS; a prompt closed that way would be followed by nothing."""
-    plain = tokenizer.encode(text, add_special_tokens=False)
-    added = len(ids) > len(plain) and ids[-1] == tokenizer.eos_token_id and plain[-1:] != ids[-1:]
-    return ids[:-1] if added else ids
+    eos = tokenizer.eos_token_id
+    written = tokenizer.encode(text, add_special_tokens=False).count(eos)  # those that are part of the text stay
+    return ids[:-1] if ids[-1:] == [eos] and ids.count(eos) > written else ids
 
 
 def _with_one_bos(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int]:
