@@ -72,7 +72,7 @@ def _convert_into(folder: Path, cache: Path) -> None:
     partial.mkdir()
     try:
         gguf = _find_gguf(partial, cache / "wheels")
-        _say(f"Converting {GGUF_FILE} to safetensors in {folder} (538 MB, once, about 20 s)")
+        _say(f"Converting {GGUF_FILE} to safetensors in {folder} (538 MB, once, about half a minute)")
         convert_gguf(gguf, partial / "model")
         os.rename(partial / "model", folder)
     finally:
@@ -84,9 +84,10 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     with _no_progress_bars():
         quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+        # `quantised` has float32 weights but refuses to be saved, so an ordinary model takes them over.
         config = copy.deepcopy(quantised.config)
         if hasattr(config, "quantization_config"):
-            del config.quantization_config  # with it, saving is refused as "not serializable"
+            del config.quantization_config  # or the folder would go on calling itself a GGUF file
         with torch.random.fork_rng(devices=[]):  # random weights, replaced at once, must not move the global stream
             model = LlamaForCausalLM(config).float()
         model.load_state_dict(quantised.state_dict(), strict=True)

@@ -61,6 +61,6 @@ def _without_added_eos(tokenizer: PreTrainedTokenizerBase, text: str, ids: list[
 
 def _with_one_bos(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int]:
     """A text that begins with BOS gets a second one from the tokenizer: keep one."""
-    while tokenizer.bos_token_id is not None and ids[:2] == [tokenizer.bos_token_id] * 2:
+    while ids[:2] == [tokenizer.bos_token_id] * 2:
         ids = ids[1:]
     return ids

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 from toy_domains import ToyDomain
-from toy_models import adapted_model, randomize_adapter, trajectory
+from toy_models import adapted_model, randomize_adapter, relative_difference, trajectory
 
 from mapl_core.buffers import PreferencePair, Trajectory
 from mapl_core.reward_model import RewardModel, fit_reward_model, split_held_out, task_batches
@@ -283,6 +283,23 @@ def test_a_gradient_step_is_clipped(tiny_qwen3, monkeypatch):
     monkeypatch.setattr(torch.optim.AdamW, "step", note)
     fit_reward_model(model, make_pairs(model), Stream(0, "order"), **{**SETTINGS, "max_grad_norm": 1e-3})
     assert len(norms) == 10 and max(norms) <= 1.001e-3
+
+
+def test_every_step_takes_the_gradient_of_its_own_batch_alone(tiny_qwen3, monkeypatch):
+    """At a learning rate of 0 the second epoch's gradient equals the first one's; it would be double if it piled up."""
+    model = make_model(tiny_qwen3())
+    seen = []
+    step = torch.optim.AdamW.step
+
+    def note(self, *args, **kwargs):
+        seen.append([p.grad.clone() for group in self.param_groups for p in group["params"]])
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", note)
+    settings = {**SETTINGS, "learning_rate": 0.0, "batch_size": 100, "max_grad_norm": 1e6}
+    fit_reward_model(model, make_pairs(model, tasks=1), Stream(0, "order"), **settings)
+    assert len(seen) == 2
+    assert relative_difference(seen[1], seen[0]) < 1e-5
 
 
 def test_a_fit_without_pairs_is_refused(tiny_qwen3):

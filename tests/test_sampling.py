@@ -217,6 +217,15 @@ def test_greedy_sampling_is_the_argmax_of_a_plain_pass(request, family):
             ids.append(token)
 
 
+def test_the_settings_reach_the_choice_of_every_token(tiny_qwen3):
+    """Leaving one candidate, by top-k or by top-p, is greedy decoding; leaving all is not."""
+    adapted = adapted_model(tiny_qwen3(), "agent0")
+    greedy = _sample(adapted, settings=SamplingSettings(temperature=0.0, max_new_tokens=6))
+    for narrow in (SamplingSettings(max_new_tokens=6, top_k=1), SamplingSettings(top_p=1e-9, max_new_tokens=6)):
+        assert _sample(adapted, settings=narrow) == greedy
+    assert _sample(adapted, settings=SamplingSettings(max_new_tokens=6)) != greedy
+
+
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_eos_is_kept_and_ends_a_response_and_truncation_is_flagged(tiny_qwen3, decoder):
     adapted = adapted_model(_eager_to_end(tiny_qwen3()), "agent0")
@@ -264,27 +273,27 @@ def test_finished_rows_leave_the_batch(tiny_qwen3, monkeypatch, decoder):
     step = decoder.step
     monkeypatch.setattr(decoder, "step", lambda self, tokens: sizes.append(len(tokens)) or step(self, tokens))
     settings = SamplingSettings(max_new_tokens=30)
-    batched = _sample(adapted, settings=settings, decoder=decoder)
+    batched = _sample(adapted, settings=settings, decoder=decoder, samples=4)
     assert sizes == sorted(sizes, reverse=True) and sizes[-1] < 0.7 * sizes[0]
-    assert batched == _sample(adapted, settings=settings, decoder=decoder, cached=1)
+    assert batched == _sample(adapted, settings=settings, decoder=decoder, samples=4, cached=1)
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_seed1_samples_do_not_depend_on_how_rows_are_batched(tiny_qwen3, decoder):
     """All in one batch, split inside a prompt's samples, one row at a time; and with the prompts in another order."""
     adapted = adapted_model(_eager_to_end(tiny_qwen3()), "agent0")
-    together = _sample(adapted, decoder=decoder)
-    assert len({sample for group in together for sample in group}) > 15
-    for cached in (1, 40, 75):
-        assert _sample(adapted, decoder=decoder, cached=cached) == together
+    together = _sample(adapted, decoder=decoder, samples=3)
+    assert len({sample for group in together for sample in group}) > 8
+    for cached in (1, 40):
+        assert _sample(adapted, decoder=decoder, samples=3, cached=cached) == together
     order = [2, 0, 3, 1]
-    rows = [prompt * 6 + sample for prompt in order for sample in range(6)]
+    rows = [prompt * 3 + sample for prompt in order for sample in range(3)]
     shuffled = sample_responses(
         adapted,
         "agent0",
         [PROMPTS[i] for i in order],
-        _uniforms(24, 12)[rows],
-        samples=6,
+        _uniforms(12, 12)[rows],
+        samples=3,
         settings=SamplingSettings(max_new_tokens=12),
         max_cached_tokens=60,
         decoder=decoder,
@@ -303,8 +312,8 @@ def test_the_cache_budget_bounds_every_batch(tiny_qwen3, monkeypatch):
         init(self, weights, prompts, batch)
 
     monkeypatch.setattr(DirectDecoder, "__init__", note)
-    _sample(adapted, cached=60)
-    assert len(held) > 4 and max(held) <= 60
+    _sample(adapted, cached=60, samples=15)
+    assert len(held) > 12 and max(held) <= 60
     held.clear()
     _sample(adapted, cached=100_000)
     assert held == [12 * 24 + 3 + 8 + 1 + 3]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -142,6 +143,12 @@ def test_env8_the_converted_model_computes_the_same_logits_as_the_gguf_file(whee
     with torch.no_grad():
         converted = load_model("smollm2-135m-instruct", cache_dir=cache, device="cpu").model(ids).logits
     assert_close(converted, gguf_logits(tiny_gguf, ids), atol=1e-5, rtol=0)
+
+
+def test_env8_the_converted_folder_is_an_ordinary_model_that_can_be_saved_again(wheels, cache, tmp_path):
+    folder = smollm2.smollm2_folder(cache)
+    assert "quantization_config" not in json.loads((folder / "config.json").read_text())
+    load_model(str(folder)).model.save_pretrained(tmp_path / "again")
 
 
 def test_env8_eos_and_pad_are_corrected_to_im_end(wheels, tiny_gguf, cache):
