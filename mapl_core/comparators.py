@@ -28,7 +28,7 @@ class Comparator:
         kind: one of the kinds.
         policy: the agents being trained.
         structure: information structure of the comparator.
-        model: the other team, for the kind "model" (and for a centralised "raw").
+        model: the other team, for the kind "model".
         soft_temperature: sampling temperature of "soft".
     """
 

@@ -104,7 +104,7 @@ def update_madpo(
     """MADPO on a training set of pairs (paper, section 4.2 and Algorithm 2): one logistic a pair on the joint margin.
 
     Returns:
-        Mean metrics over the batches, `samples` (trajectories trained on), and the loss of the first batch.
+        Mean metrics over the batches, lengths of winners and losers, and `samples` (trajectories trained on).
     """
     trajectories = list({id(t): t for pair in pairs for t in (pair.winner, pair.loser)}.values())
     position = {id(t): row for row, t in enumerate(trajectories)}
@@ -230,6 +230,11 @@ class Critics:
     def __init__(self, policy: JointPolicy, tasks: Mapping[str, Task], stream: Stream, config: RunConfig):
         self.policy, self.tasks = policy, tasks
         self.centralised = config.algorithm == "collm_cc"
+        if self.centralised and len({id(member.base) for member in policy.members}) > 1:
+            raise ValueError(
+                "collm_cc joins the agents' prompt ids for one critic, and these agents have different bases, so their "
+                "ids mean different texts; use collm_dc, or one base for all agents"
+            )
         owners = policy.members[:1] if self.centralised else policy.members
         self.scalars = [
             ScalarModel(member.base, f"critic{index}", stream.for_agent(index), max_tokens=config.micro_batch_tokens)

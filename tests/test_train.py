@@ -7,6 +7,7 @@ import inspect
 import json
 import math
 import os
+import shutil
 
 import pytest
 import torch
@@ -184,6 +185,15 @@ def test_a_second_run_in_the_same_folder_is_refused_with_the_number_of_the_first
     with folder_lock(tmp_path), pytest.raises(ResultError, match=f"in use by process {os.getpid()}"):
         run_mapl(config(), tmp_path, progress=False)
     assert not (tmp_path / "checkpoint.pt").exists()
+
+
+def test_a_joint_critic_refuses_agents_whose_ids_mean_different_texts(config, tmp_path, model_folder):
+    other = tmp_path / "other"
+    shutil.copytree(model_folder, other)
+    models = [model_folder, str(other)]
+    with pytest.raises(ValueError, match="different bases.*use collm_dc"):
+        run_mapl(config("collm_cc", agent_models=models, iterations=1), tmp_path / "cc", progress=False)
+    run_mapl(config("collm_dc", agent_models=models, iterations=1), tmp_path / "dc", progress=False)
 
 
 def test_dpo5_a_run_whose_comparisons_all_tie_says_so_and_takes_no_step(config, tmp_path):
