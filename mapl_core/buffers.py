@@ -264,22 +264,27 @@ class PairDiversity:
     losers: int
 
 
+def pairs_by_task(pairs: Iterable[PreferencePair]) -> dict[str, list[PreferencePair]]:
+    """The pairs of every task, tasks in the order of their first pair."""
+    by_task: dict[str, list[PreferencePair]] = {}
+    for pair in pairs:
+        by_task.setdefault(pair.task_id, []).append(pair)
+    return by_task
+
+
 def pair_diversity(pairs: Iterable[PreferencePair]) -> dict[str, PairDiversity]:
     """Count distinct winners and losers of every task: k pairs may share a single extreme winner.
 
     Returns:
         task_id -> counts, tasks in the order of their first pair.
     """
-    by_task: dict[str, list[PreferencePair]] = {}
-    for pair in pairs:
-        by_task.setdefault(pair.task_id, []).append(pair)
     return {
         task_id: PairDiversity(
             pairs=len(of_task),
             winners=len({_texts(pair.winner) for pair in of_task}),
             losers=len({_texts(pair.loser) for pair in of_task}),
         )
-        for task_id, of_task in by_task.items()
+        for task_id, of_task in pairs_by_task(pairs).items()
     }
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mapl_core.adapters import AdaptedModel
-from mapl_core.buffers import PreferencePair, Trajectory
+from mapl_core.buffers import PreferencePair, Trajectory, pairs_by_task
 from mapl_core.domains.base import Domain, Task, Turn
 from mapl_core.losses import bradley_terry_loss
 from mapl_core.rewards import Reward
@@ -166,10 +166,9 @@ def fit_reward_model(
     def accuracy(of: Sequence[PreferencePair]) -> float:
         if not of:
             return float("nan")
-        winner, loser = model.scalar.values([items[id(p.winner)] for p in of] + [items[id(p.loser)] for p in of]).chunk(
-            2
-        )
-        return float((winner > loser).float().mean())
+        winners, losers = [items[id(pair.winner)] for pair in of], [items[id(pair.loser)] for pair in of]
+        winner_scores, loser_scores = model.scalar.values(winners + losers).chunk(2)
+        return float((winner_scores > loser_scores).float().mean())
 
     return FitReport(
         loss_value, accuracy(pairs), accuracy(held_out), len(pairs), len(held_out), 2 * len(pairs) * epochs
@@ -180,9 +179,7 @@ def task_batches(
     pairs: Sequence[PreferencePair], batch_size: int, generator: torch.Generator
 ) -> list[list[PreferencePair]]:
     """Shuffled batches of whole tasks: tasks are added until a batch holds at least `batch_size` pairs."""
-    by_task: dict[str, list[PreferencePair]] = {}
-    for pair in pairs:
-        by_task.setdefault(pair.task_id, []).append(pair)
+    by_task = pairs_by_task(pairs)
     tasks = list(by_task)
     batches: list[list[PreferencePair]] = [[]]
     for index in torch.randperm(len(tasks), generator=generator).tolist():

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
 from mapl_core.adapters import AdaptedModel
+from mapl_core.losses import exact_kl
 from mapl_core.seeding import Stream
 
 Ids = tuple[int, ...]
@@ -254,7 +255,7 @@ def accumulate_logprob_gradients(
             logprobs, log_policy = _response_logprobs(adapted, batch, 1.0)
             objective = (summed[members].to(logprobs.device) * logprobs).sum()
             if reference is not None:
-                kl = (log_policy.exp() * (log_policy - reference)).sum(dim=-1)
+                kl = exact_kl(log_policy, reference)  # log-probabilities are logits of themselves
                 weighted = (kl * counts[members].to(kl.device)[batch.owners]).sum()
                 total_kl += float(weighted.detach())
                 objective = objective + kl_weight * weighted

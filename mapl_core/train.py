@@ -27,7 +27,15 @@ from tqdm import tqdm
 
 from mapl_core.adapters import AdaptedModel
 from mapl_core.annotators import make_annotator
-from mapl_core.buffers import PreferencePair, ReplayBuffer, Trajectory, label_pairs, pair_diversity, select_pairs
+from mapl_core.buffers import (
+    PreferencePair,
+    ReplayBuffer,
+    Trajectory,
+    label_pairs,
+    pair_diversity,
+    pairs_by_task,
+    select_pairs,
+)
 from mapl_core.comparators import Comparator
 from mapl_core.domains import get_domain
 from mapl_core.domains.base import Domain, Task
@@ -41,6 +49,7 @@ from mapl_core.results import (
     EvaluationRow,
     MetricRow,
     folder_lock,
+    write_atomically,
     write_evaluation,
     write_manifest,
     write_metrics,
@@ -287,11 +296,8 @@ class _Run:
                 "Raise samples_per_task (m) or the temperature, or choose another comparator"
             )
         if offline and config.method == "madpo":  # every iteration trains on its own part
-            whole = self.buffer.sample(self._stream("buffer", 0).generator())
-            by_task: dict[str, list[PreferencePair]] = {}
-            for pair in whole:
-                by_task.setdefault(pair.task_id, []).append(pair)
-            return [pair for pairs in by_task.values() for pair in pairs[iteration :: config.iterations]]
+            whole = pairs_by_task(self.buffer.sample(self._stream("buffer", 0).generator()))
+            return [pair for pairs in whole.values() for pair in pairs[iteration :: config.iterations]]
         return self.buffer.sample(self._stream("buffer", iteration).generator())
 
     def update_from_preferences(self, iteration: int, training_set: Sequence[PreferencePair]) -> None:
@@ -311,12 +317,14 @@ class _Run:
         if config.algorithm == "magrpo":
             metrics = update_magrpo(self.policy, self.optimizer, self.team.train_tasks, reward, stream, config)
         else:
-            critics = Critics(self.policy, self.tasks_by_id, self._stream("critic", iteration), config)
+            critics = Critics(self.policy, self._stream("critic", iteration), config)
             metrics = update_actor_critic(
                 self.policy, self.optimizer, critics, self.team.train_tasks, reward, stream, config
             )
             critics.close()
-        self.counts["oracle_calls" if reward is oracle_rewards else "agent_samples"] += int(metrics["samples"])
+        self.counts["agent_samples"] += int(metrics["samples"])
+        self.counts["oracle_calls"] += int(metrics["samples"]) if reward is oracle_rewards else 0
+        self.counts["sampled_tokens"] += int(metrics["sampled_tokens"])
         self._trained(iteration, metrics)
 
     def _fit_reward_model(self, iteration: int, training_set: Sequence[PreferencePair]) -> RewardModel:
@@ -394,7 +402,8 @@ class _Run:
 
     def _trained(self, iteration: int, metrics: Mapping[str, float]) -> None:
         self.counts["env_steps"] += int(metrics["samples"]) * self.domain.horizon
-        self._rows(iteration + 1, {f"train/{name}": value for name, value in metrics.items() if name != "samples"})
+        counted = ("samples", "sampled_tokens")
+        self._rows(iteration + 1, {f"train/{name}": value for name, value in metrics.items() if name not in counted})
 
     def _record_preferences(
         self, iteration: int, agents, others, selected: Sequence[PreferencePair], ties: int
@@ -418,13 +427,8 @@ class _Run:
 
     def _rows(self, finished: int, values: Mapping[str, float]) -> None:
         c = self.config
-        buffer = (
-            f"decay {c.buffer_decay:g}"
-            if c.buffer == "decay"
-            else f"delay {c.buffer_delay}"
-            if c.buffer == "delay"
-            else c.buffer
-        )
+        settings = {"decay": f" {c.buffer_decay:g}", "delay": f" {c.buffer_delay}"}
+        buffer = c.buffer + settings.get(c.buffer, "")
         comparator, buffer = (c.comparator, buffer) if c.learns_from_preferences else ("none", "none")
         self.metrics += [
             MetricRow(
@@ -500,9 +504,7 @@ class _Run:
         write_metrics(out_dir / METRICS_FILE, self.metrics)
         write_evaluation(out_dir / EVALUATION_FILE, self.evaluation)
         files = [METRICS_FILE, EVALUATION_FILE, "examples.json"]
-        (out_dir / "examples.json").write_text(
-            json.dumps(self.examples, indent=1, ensure_ascii=False), encoding="utf-8"
-        )
+        write_atomically(out_dir / "examples.json", json.dumps(self.examples, indent=1, ensure_ascii=False))
         if config.method != "untrained":
             shutil.rmtree(out_dir / "adapters", ignore_errors=True)
             self.policy.save(out_dir / "adapters")

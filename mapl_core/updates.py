@@ -154,8 +154,11 @@ def update_magrpo(
     """Group-relative Monte Carlo policy gradient on fresh groups (paper, Eq. 5).
 
     A group holds the G joint responses to one task. One pass over each batch of fresh groups.
+
+    Returns:
+        Mean metrics over the batches, `samples` (trajectories trained on) and `sampled_tokens`.
     """
-    averages, samples = Averages(), 0
+    averages, samples, tokens = Averages(), 0, 0
     for epoch in range(config.epochs):
         for number, batch in enumerate(_task_minibatches(tasks, config.batch_size, stream, epoch)):
             groups = policy.sample(batch, config.num_generations, _numbered(stream, epoch, number))
@@ -178,7 +181,8 @@ def update_magrpo(
 
             averages.add(optimizer.step(trajectories, loss_of, kl_weight=config.kl_coef / len(trajectories)))
             samples += len(trajectories)
-    return {**averages.means(), "samples": float(samples)}
+            tokens += int(policy.lengths(trajectories).sum())
+    return {**averages.means(), "samples": float(samples), "sampled_tokens": float(tokens)}
 
 
 def update_actor_critic(
@@ -190,8 +194,12 @@ def update_actor_critic(
     stream: Stream,
     config: RunConfig,
 ) -> dict[str, float]:
-    """CoLLM-CC and CoLLM-DC: the advantage is taken against a critic instead of a group (paper, Table 2c)."""
-    averages, samples = Averages(), 0
+    """CoLLM-CC and CoLLM-DC: the advantage is taken against a critic instead of a group (paper, Table 2c).
+
+    Returns:
+        As `update_magrpo`.
+    """
+    averages, samples, tokens = Averages(), 0, 0
     for epoch in range(config.epochs):
         for number, batch in enumerate(_task_minibatches(tasks, config.batch_size, stream, epoch)):
             groups = policy.sample(batch, config.num_generations, _numbered(stream, epoch, number))
@@ -221,14 +229,15 @@ def update_actor_critic(
             # The critics' part of the loss does not depend on the log-probabilities; zeros stand in for them.
             critics.step(trajectories, lambda own: rule(torch.zeros_like(own), own)[0])
             samples += len(trajectories)
-    return {**averages.means(), "samples": float(samples)}
+            tokens += int(policy.lengths(trajectories).sum())
+    return {**averages.means(), "samples": float(samples), "sampled_tokens": float(tokens)}
 
 
 class Critics:
     """Value functions read at the last prompt token: one on the joint history (CC) or one for each policy (DC)."""
 
-    def __init__(self, policy: JointPolicy, tasks: Mapping[str, Task], stream: Stream, config: RunConfig):
-        self.policy, self.tasks = policy, tasks
+    def __init__(self, policy: JointPolicy, stream: Stream, config: RunConfig):
+        self.policy = policy
         self.centralised = config.algorithm == "collm_cc"
         if self.centralised and len({id(member.base) for member in policy.members}) > 1:
             raise ValueError(

@@ -123,7 +123,18 @@ def test_magrpo_trains_on_epochs_times_groups_and_never_collects_preferences(con
     result = run_mapl(config("magrpo", epochs=2), tmp_path, progress=False)
     assert max(row.env_steps for row in result.metrics) == 2 * 2 * 4 * 4  # iterations, epochs, tasks, G
     assert not any(row.metric.startswith("preferences/") for row in result.metrics)
+    assert value(result, "count/agent_samples", 2) == value(result, "count/oracle_calls", 2) == 2 * 2 * 4 * 4
+    assert value(result, "count/sampled_tokens", 2) >= 2 * 2 * 2 * 4 * 4  # every agent writes at least one token
     assert {row.comparator for row in result.metrics} == {"none"}
+
+
+def test_marlhf_counts_collected_and_trained_samples_but_not_the_oracle_it_does_not_ask(config, tmp_path):
+    result = run_mapl(config("marlhf"), tmp_path, progress=False)
+    collected, trained = 2 * 4 * 4, 2 * 4 * 4  # iterations x tasks x m, and x G
+    assert value(result, "count/agent_samples", 2) == collected + trained
+    assert value(result, "count/comparator_samples", 2) == collected
+    assert value(result, "count/oracle_calls", 2) == 2 * collected
+    assert value(result, "count/env_steps", 2) == trained
 
 
 def test_seed1_equal_runs_write_equal_bytes_and_another_seed_does_not(config, tmp_path):
