@@ -21,11 +21,12 @@ from typing import Any
 
 from mapl_core import jobs, tables
 from mapl_core.grid import DOMAIN_NOTEBOOKS, NOTEBOOK_FOLDER, Job, Request, UsageError, catalogue, jobs_below, parse
-from mapl_core.results import MANIFEST_FILE, ResultError, as_plain, folder_lock
+from mapl_core.results import MANIFEST_FILE, ResultError, as_plain, folder_lock, verify_job
 
 MEMORY_KNOBS = ("micro_batch_tokens", "cached_tokens", "samples_per_task")
 CELL_MINUTES = 24 * 60  # the longest job is meant to fit into a day
 POLL_SECONDS = 0.2
+AGAIN = "to do again"  # begins the state of a job that left something behind
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -112,7 +113,7 @@ def _plan_job(job: Job, profile: Any, request: Request, folder: Path, notebook_f
     notebook, job_folder = notebook_folder / DOMAIN_NOTEBOOKS[job.domain], folder / "jobs" / job.name
     state, afresh = _state(notebook, job_folder)
     if request.force and job_folder.exists():
-        state, afresh = "to do again (--force)", True
+        state, afresh = f"{AGAIN} (--force)", True
     knobs = tuple(f"{name} (now {getattr(config, name)})" for name in MEMORY_KNOBS)
     planned = PlannedJob(job, notebook, job_folder, request.profile, knobs, state, afresh)
     jobs.check_names(notebook, planned.parameters)
@@ -126,8 +127,17 @@ def _state(notebook: Path, folder: Path) -> tuple[str, bool]:
     try:
         jobs.check_done(notebook, folder)
     except ResultError as error:
-        return f"to do again: {error}", True
+        return f"{AGAIN}: {error}", not _is_trained(folder)
     return "done", False
+
+
+def _is_trained(folder: Path) -> bool:
+    """Whether the run in the folder is whole, so that a notebook which failed after it need not train again."""
+    try:
+        verify_job(folder)
+    except ResultError:
+        return False
+    return True
 
 
 def _outdated(profile: Any, folder: Path, notebook_folder: Path) -> dict[str, str]:
@@ -303,7 +313,7 @@ def main(arguments: Sequence[str] | None = None, notebook_folder: Path = NOTEBOO
 def carry_out(request: Request, plan: Plan) -> int:
     """Run the plan, write what the request asks for, and list at the end what failed; returns the exit code."""
     for planned in plan.to_run:
-        if planned.afresh:
+        if planned.state.startswith(AGAIN):
             print(f"{planned.job.name}: {planned.state}")
     print(_summary(plan), flush=True)
     try:

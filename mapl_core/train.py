@@ -48,7 +48,12 @@ from mapl_core.results import (
     METRICS_FILE,
     EvaluationRow,
     MetricRow,
+    ResultError,
+    as_plain,
     folder_lock,
+    read_evaluation,
+    read_metrics,
+    verify_job,
     write_atomically,
     write_evaluation,
     write_manifest,
@@ -194,7 +199,7 @@ def run_mapl(config: RunConfig, out_dir: Path | str, *, progress: bool = True) -
 
     Writes metrics.csv, evaluation.csv, adapters/<name>/ in PEFT's format, examples.json (some evaluation answers before
     and after), and manifest.json last. After every iteration a checkpoint is written; a run that was stopped goes on
-    from it and ends with the numbers of an undisturbed run.
+    from it and ends with the numbers of an undisturbed run; one that was finished is read back, not trained again.
 
     Raises:
         ConfigError, ValueError, FileNotFoundError: for values, models or data that cannot work, before any training.
@@ -202,6 +207,10 @@ def run_mapl(config: RunConfig, out_dir: Path | str, *, progress: bool = True) -
         ResultError: if another process is at work in `out_dir`.
     """
     out_dir = Path(out_dir)
+    if (finished := _finished_run(config, out_dir)) is not None:
+        if progress:
+            print(f"{out_dir} holds this very run, finished; nothing is trained again")
+        return finished
     torch.set_num_threads(config.threads)
     run = _Run(config, build_team(config), out_dir)
     steps = config.iterations if config.method != "untrained" else 0
@@ -224,6 +233,17 @@ def run_mapl(config: RunConfig, out_dir: Path | str, *, progress: bool = True) -
             run.checkpoint()
             bar.update()
         return run.finish()
+
+
+def _finished_run(config: RunConfig, out_dir: Path) -> RunResult | None:
+    """What `out_dir` holds, if it is the whole and undamaged result of this very configuration."""
+    try:
+        manifest = verify_job(out_dir)
+        if manifest["parameters"] != as_plain(asdict(config)):
+            return None
+        return RunResult(out_dir, read_metrics(out_dir / METRICS_FILE), read_evaluation(out_dir / EVALUATION_FILE))
+    except ResultError:
+        return None
 
 
 class _Run:

@@ -138,6 +138,14 @@ def test_a_broken_job_starts_from_nothing_and_an_interrupted_one_from_what_it_ha
     assert not (broken / "checkpoint.pt").exists() and (interrupted / "checkpoint.pt").exists()
 
 
+def test_a_job_whose_notebook_failed_after_the_training_keeps_the_training(place: Workplace, started: list[str]):
+    folder = place.finish(MADPO)
+    (folder / "notebook.ipynb").write_text("{}")
+    (folder / "mark").write_text("x")
+    assert place.run("--methods", "madpo", "--paradigms", "dec-dec") == 0
+    assert started == [MADPO.name] and (folder / "mark").exists()
+
+
 def test_force_runs_finished_jobs_again_from_nothing(place: Workplace, started: list[str]):
     folder = place.finish(MADPO)
     (folder / "checkpoint.pt").write_text("x")

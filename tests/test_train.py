@@ -137,6 +137,22 @@ def test_marlhf_counts_collected_and_trained_samples_but_not_the_oracle_it_does_
     assert value(result, "count/env_steps", 2) == trained
 
 
+def test_a_finished_run_is_read_back_and_another_configuration_or_a_damaged_file_is_trained_anew(
+    config, tmp_path, monkeypatch, capsys
+):
+    first = run_mapl(config("madpo"), tmp_path, progress=False)
+    built = []
+    monkeypatch.setattr(train, "build_team", lambda config: built.append(config.seed) or build_team(config))
+    again = run_mapl(config("madpo"), tmp_path)
+    assert not built and "nothing is trained again" in capsys.readouterr().out
+    assert again == first
+    run_mapl(config("madpo", seed=1), tmp_path, progress=False)
+    assert built == [1]
+    (tmp_path / "metrics.csv").write_text("")
+    run_mapl(config("madpo", seed=1), tmp_path, progress=False)
+    assert built == [1, 1] and (tmp_path / "metrics.csv").stat().st_size
+
+
 def test_seed1_equal_runs_write_equal_bytes_and_another_seed_does_not(config, tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         run_mapl(config("marlhf", seed=seed), tmp_path / name, progress=False)
