@@ -106,6 +106,7 @@ class RunConfig:
 
     # Machine
     threads: int = 1
+    matmul_precision: str = "highest"  # of float32 products: "high" or "medium" let the device round their factors
     micro_batch_tokens: int = 8192
     cached_tokens: int = 65536
 
@@ -168,6 +169,7 @@ class RunConfig:
             "marl_algorithm": MARL_ALGORITHMS,
             "normalize": ("mean", "mean_std"),
             "prompt_form": ("chat", "text"),
+            "matmul_precision": ("highest", "high", "medium"),
         }
         for name, valid in choices.items():
             if getattr(self, name) not in valid:

@@ -212,6 +212,7 @@ def run_mapl(config: RunConfig, out_dir: Path | str, *, progress: bool = True) -
             print(f"{out_dir} holds this very run, finished; nothing is trained again")
         return finished
     torch.set_num_threads(config.threads)
+    torch.set_float32_matmul_precision(config.matmul_precision)
     run = _Run(config, build_team(config), out_dir)
     steps = config.iterations if config.method != "untrained" else 0
     quiet = {} if progress else {"disable": True}  # otherwise TQDM_DISABLE decides
