@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mapl_core.results import (
     DONE,
@@ -48,6 +49,7 @@ class Run:
     metrics: Sequence[MetricRow]
     evaluation: Sequence[EvaluationRow]
     source: str
+    parameters: Mapping[str, Any]
 
     @property
     def iterations(self) -> int:
@@ -57,6 +59,11 @@ class Run:
         """Task id -> value of an oracle metric after `iteration` iterations (default: the last)."""
         iteration = self.iterations if iteration is None else iteration
         return {row.task_id: row.value for row in self.evaluation if (row.metric, row.iteration) == (metric, iteration)}
+
+    def count(self, name: str) -> float:
+        """What the run had counted when it ended: joint responses trained on, played, compared; 0 if never counted."""
+        rows = [row for row in self.metrics if row.metric == f"count/{name}"]
+        return max(rows, key=lambda row: row.iteration).value if rows else 0.0
 
     def env_steps(self, metric: str) -> dict[int, int]:
         """Iteration -> joint responses the agents had been trained on when `metric` was evaluated."""
@@ -73,8 +80,9 @@ def load_run(folder: Path | str) -> Run:
     metrics, evaluation = read_metrics(folder / METRICS_FILE), read_evaluation(folder / EVALUATION_FILE)
     if not metrics or not evaluation:
         raise ResultError(f"{folder} holds no measured numbers; run its job again")
-    source = read_manifest(folder / MANIFEST_FILE).get("tasks", {}).get("source", "not recorded")
-    run = Run(folder, metrics[0].seed, metrics, evaluation, source)
+    manifest = read_manifest(folder / MANIFEST_FILE)
+    source = manifest.get("tasks", {}).get("source", "not recorded")
+    run = Run(folder, metrics[0].seed, metrics, evaluation, source, manifest.get("parameters", {}))
     by_task: dict[tuple[str, int], list[float]] = {}
     for row in evaluation:
         by_task.setdefault((row.metric, row.iteration), []).append(row.value)

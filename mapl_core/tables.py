@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -34,6 +35,12 @@ TABLE1 = (
     TableRow("MARL, oracle reward", "magrpo", "dec-dec"),
     *(TableRow("MAPL", method, paradigm) for method in ("marlhf", "madpo") for paradigm in PARADIGM_NAMES),
 )
+COUNTS = {
+    "env_steps": "trained on",
+    "agent_samples": "played by the agents",
+    "comparator_samples": "played by the comparator",
+    "reward_model_samples": "read by the reward model's fit",
+}
 COLUMNS = {"tldr": (Column("score", "TLDR score, %"),)}
 
 
@@ -73,6 +80,8 @@ class Cell:
     seeds: tuple[int, ...]
     gain: Interval | None
     """Difference to the untrained team; None where no seed is shared, and for the untrained team itself."""
+    counts: Mapping[str, float]
+    """Joint responses of one run, by the names of `COUNTS`; means over seeds."""
     mark: str = ""
     """"best", "second" or nothing."""
 
@@ -95,9 +104,10 @@ def table1(profile_folder: Path | str, profile: str, *, leave_out: Sequence[str]
         ResultError: if no job of the table has finished, or one is damaged.
     """
     cells: dict[tuple[TableRow, str, str], Cell] = {}
-    facts = []
+    facts, about_coordinators = [], []
     for domain in COLUMNS:
         rows = load_rows(profile_folder, domain, TABLE1, leave_out)
+        about_coordinators += _coordinator_notes(rows, domain)
         for column in COLUMNS[domain]:
             for cell in _cells(rows, domain, column):
                 cells[cell.row, domain, column.metric] = cell
@@ -105,7 +115,7 @@ def table1(profile_folder: Path | str, profile: str, *, leave_out: Sequence[str]
             facts.append(f"{domain}: {describe_runs(rows)}")
     if not cells:
         raise ResultError(f"no finished job of table1 in {profile_folder}; run ./reproduce.sh first")
-    notes = [_interval_note(cells.values())]
+    notes = [_interval_note(cells.values()), _budget_note(cells.values()), *about_coordinators]
     if profile != "paper":
         notes.append(f"Numbers of the {profile} profile are not comparable with the paper's; only directions are.")
     missing = [row.label for row in TABLE1 if row not in {cell.row for cell in cells.values()}]
@@ -128,6 +138,7 @@ def _cells(rows: Mapping[TableRow, Mapping[int, Run]], domain: str, column: Colu
             value=interval(seeds),
             seeds=tuple(seeds),
             gain=_difference(seeds, values.get(UNTRAINED)) if row != UNTRAINED else None,
+            counts={name: _mean(run.count(name) for run in rows[row].values()) for name in COUNTS},
             mark=marks.get(row, ""),
         )
         for row, seeds in values.items()
@@ -169,6 +180,50 @@ def _interval_note(cells: Iterable[Cell]) -> str:
     )
 
 
+def _budget_note(cells: Iterable[Cell]) -> str:
+    """What every method spent: comparing methods by trained responses alone would hide what was played for them."""
+    spent: dict[str, list[str]] = {}
+    for cell in cells:
+        numbers = " / ".join(f"{cell.counts[name]:.0f}" for name in COUNTS)
+        if cell.row != UNTRAINED:
+            spent.setdefault(numbers, []).append(cell.row.label)
+    listed = "; ".join(f"{', '.join(dict.fromkeys(labels))}: {numbers}" for numbers, labels in spent.items())
+    return f"Joint responses of one run, {' / '.join(COUNTS.values())}: {listed}." if listed else ""
+
+
+def _coordinator_notes(rows: Mapping[TableRow, Mapping[int, Run]], domain: str) -> list[str]:
+    """What must be known to compare a team of one coordinator with the untrained team of separate agents."""
+    notes = []
+    central = {row: runs for row, runs in rows.items() if row.paradigm != "dec-dec"}
+    same = [
+        run.parameters["central_model"] in run.parameters["agent_models"]
+        for runs in central.values()
+        for run in runs.values()
+        if {"central_model", "agent_models"} <= run.parameters.keys()
+    ]
+    if any(same):
+        notes.append(f"{domain}: the centralised model is the agents' own base; no larger one is at hand.")
+    for column in COLUMNS[domain]:
+        starts = [
+            run.tasks(column.metric, 0)
+            for row, runs in central.items()
+            if row.paradigm == "cen-cen"
+            for run in runs.values()
+        ]
+        if starts:
+            mean = 100 * _mean(_mean(start.values()) for start in starts)
+            notes.append(
+                f"{domain}: Cen-Cen's coordinator starts at {mean:.1f} before any training; its difference is taken to "
+                "the untrained team of separate agents, like every other."
+            )
+    return notes
+
+
+def _mean(values: Iterable[float]) -> float:
+    values = list(values)
+    return math.fsum(values) / len(values)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Written forms
 # ---------------------------------------------------------------------------------------------------------------------
@@ -185,7 +240,8 @@ def write_table(table: Table, folder: Path | str, name: str) -> list[Path]:
 def as_csv(table: Table) -> str:
     """One line a cell; means, bounds and differences in the metric's unit (0 to 1), the paper's numbers in percent."""
     names = "group row method paradigm domain metric mean low high half_width interval n_seeds n_tasks seeds".split()
-    names += "mark gain gain_low gain_high".split() + (["paper_percent"] if table.with_paper_numbers else [])
+    names += [*"mark gain gain_low gain_high".split(), *COUNTS]
+    names += ["paper_percent", "minus_paper_percent"] if table.with_paper_numbers else []
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
@@ -197,9 +253,11 @@ def as_csv(table: Table) -> str:
         line |= {"interval": value.kind, "n_seeds": len(cell.seeds), "seeds": " ".join(map(str, cell.seeds))}
         line |= {"n_tasks": value.n if value.kind == OVER_TASKS else ""}
         line |= {"gain": gain.mean, "gain_low": gain.low, "gain_high": gain.high} if gain else {}
+        line |= cell.counts
         if table.with_paper_numbers:
             paper = paper_number(cell.domain, cell.column.metric, row.method, row.paradigm)
             line["paper_percent"] = "" if paper is None else paper
+            line["minus_paper_percent"] = "" if paper is None else 100 * value.mean - paper
         writer.writerow(line)
     return text.getvalue()
 
@@ -209,7 +267,11 @@ def as_markdown(table: Table) -> str:
     columns = list(dict.fromkeys((domain, cell.column) for (_, domain, _), cell in table.cells.items()))
     header = ["", "method"]
     for _, column in columns:
-        header += [column.title, *(["paper"] if table.with_paper_numbers else []), "minus untrained team"]
+        header += [
+            column.title,
+            *(["paper", "minus paper"] if table.with_paper_numbers else []),
+            "minus untrained team",
+        ]
     lines = [f"# {table.title}", "", table.facts + ".", "", _line(header), _line(["---"] * len(header))]
     group = ""
     for row in TABLE1:
@@ -223,9 +285,10 @@ def as_markdown(table: Table) -> str:
             if table.with_paper_numbers:
                 paper = paper_number(domain, column.metric, row.method, row.paradigm)
                 cells.append("" if paper is None else f"{paper:.1f}")
+                cells.append("" if paper is None or not cell else f"{100 * cell.value.mean - paper:+.1f}")
             cells.append(f"{_points(cell.gain, signed=True)}" if cell and cell.gain else "")
         lines.append(_line(cells))
-    return "\n".join([*lines, "", *(f"{note}\n" for note in table.notes)])
+    return "\n".join([*lines, "", *(f"{note}\n" for note in table.notes if note)])
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -96,9 +98,11 @@ def test_nb7_paper_numbers_stand_only_beside_the_paper_profile(pocket: Path, tmp
     write_job(tmp_path / "paper", ("magrpo", "dec-dec", 0), [tasks(0.5)], source="paper")
     table = table1(tmp_path / "paper", "paper")
     (line,) = [line for line in as_markdown(table).splitlines() if "MARLHF, Dec-Dec |" in line]
-    assert [cell.strip() for cell in line.split("|")][3:5] == ["50.0 ± 0.0 (1 seed)", "86.3"]
-    rows = {row["method"]: row["paper_percent"] for row in csv.DictReader(io.StringIO(as_csv(table)))}
-    assert rows == {"marlhf": "86.3", "magrpo": ""}  # the text gives no number for MAGRPO, so none is shown
+    assert [cell.strip() for cell in line.split("|")][3:6] == ["50.0 ± 0.0 (1 seed)", "86.3", "-36.3"]
+    rows = {row["method"]: row for row in csv.DictReader(io.StringIO(as_csv(table)))}
+    assert {method: row["paper_percent"] for method, row in rows.items()} == {"marlhf": "86.3", "magrpo": ""}
+    assert float(rows["marlhf"]["minus_paper_percent"]) == pytest.approx(50 - 86.3)
+    assert rows["magrpo"]["minus_paper_percent"] == ""  # the text gives no number for MAGRPO, so none is shown
 
 
 def test_the_csv_holds_every_number_exactly(pocket: Path):
@@ -108,6 +112,32 @@ def test_the_csv_holds_every_number_exactly(pocket: Path):
     assert float(madpo["mean"]) == table.cells[MADPO, "tldr", "score"].value.mean
     assert (madpo["n_seeds"], madpo["interval"], madpo["seeds"], madpo["mark"]) == ("3", "over seeds", "0 1 2", "best")
     assert float(madpo["gain"]) == pytest.approx(0.4)
+
+
+def test_the_table_says_what_every_method_spent(pocket: Path):
+    for seed, compared in enumerate((10, 20, 30)):
+        file = pocket / "jobs" / f"tldr-madpo-dec-dec-seed{seed}" / "metrics.csv"
+        rows = read_metrics(file)
+        last = max(rows, key=lambda row: row.iteration)
+        counts = {"env_steps": 64, "agent_samples": 32, "comparator_samples": compared}
+        extra = [dataclasses.replace(last, metric=f"count/{name}", value=value) for name, value in counts.items()]
+        write_metrics(file, [*rows, dataclasses.replace(extra[2], iteration=0, value=0.0), *extra])
+    table = table1(pocket, "pocket")
+    assert "MADPO, Dec-Dec: 64 / 32 / 20 / 0" in as_markdown(table)
+    (madpo,) = [row for row in csv.DictReader(io.StringIO(as_csv(table))) if row["method"] == "madpo"]
+    assert [float(madpo[name]) for name in ("env_steps", "agent_samples", "comparator_samples")] == [64, 32, 20]
+
+
+def test_a_coordinators_own_start_and_base_are_said(pocket: Path):
+    assert "starts at" not in as_markdown(table1(pocket, "pocket"))
+    for seed, start in enumerate((0.4, 0.6)):
+        folder = write_job(pocket, ("madpo", "cen-cen", seed), [tasks(start, start), tasks(0.7, 0.9)])
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["parameters"] |= {"central_model": "same", "agent_models": ["same"] if seed else ["other"]}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    text = as_markdown(table1(pocket, "pocket"))
+    assert "Cen-Cen's coordinator starts at 50.0 before any training" in text
+    assert "the centralised model is the agents' own base" in text
 
 
 def test_rows_that_were_not_run_are_named(pocket: Path):
