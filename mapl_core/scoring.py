@@ -266,20 +266,20 @@ def accumulate_logprob_gradients(
 class ScalarModel:
     """A scalar read at the last token of a text: the reward model r_phi, or a critic V (paper, section 4.2).
 
-    It is a LoRA adapter of its own on a frozen base, with a linear head on the last hidden state. It reads the last
-    token by position, so padding and a pad id equal to the end-of-sequence id cannot move it.
+    It is a LoRA adapter of its own on a frozen base, with a linear head on the last hidden state. The head starts at
+    zero, so an untrained one gives every text the value 0. It reads the last token by position, so padding and a pad
+    id equal to the end-of-sequence id cannot move it.
     """
 
     def __init__(self, adapted: AdaptedModel, name: str, stream: Stream, *, max_tokens: int):
         adapted.add_adapter(name, stream)
         self.adapted, self.name, self.max_tokens = adapted, name, max_tokens
         hidden = adapted.loaded.model.config.hidden_size
-        # skip_init: the usual start would draw from torch's global generator
-        self.head = nn.utils.skip_init(nn.Linear, hidden, 1, device=adapted.device)
-        generator = stream.for_agent(stream.agent + 1000).generator()
-        with torch.no_grad():
-            self.head.weight.copy_(torch.randn(1, hidden, generator=generator) / hidden**0.5)
-            self.head.bias.zero_()
+        self.head = nn.utils.skip_init(nn.Linear, hidden, 1, device=adapted.device)  # no draw from a global generator
+        for parameter in self.head.parameters():
+            # A random direction on large hidden states is noise as strong as what the pairs teach, and a fit of a few
+            # dozen steps does not unlearn it.
+            nn.init.zeros_(parameter)
 
     def parameters(self) -> list[nn.Parameter]:
         return [*self.adapted.parameters(self.name), *self.head.parameters()]

@@ -13,6 +13,7 @@ from mapl_core.buffers import Response, Trajectory
 from mapl_core.models import LoadedModel
 from mapl_core.policies import JointPolicy
 from mapl_core.sampling import SamplingSettings
+from mapl_core.scoring import ScalarModel
 from mapl_core.seeding import Stream
 
 
@@ -31,6 +32,13 @@ def randomize_adapter(adapted: AdaptedModel, name: str, *, seed: int, scale: flo
     with torch.no_grad():
         for weight in adapted.parameters(name):
             weight.copy_(scale * torch.randn(weight.shape, generator=generator))
+
+
+def randomize_head(scalar: ScalarModel, *, seed: int) -> None:
+    """Give a scalar model a random head in place of zeros, so that different texts have different values."""
+    weight = scalar.head.weight
+    with torch.no_grad():
+        weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed)) / weight.shape[1] ** 0.5)
 
 
 def plain_logprob(
