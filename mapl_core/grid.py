@@ -7,8 +7,8 @@ is imported here, because reproduce.sh checks a request before anything is insta
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +55,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for, checked against what exists."""
+    """What the command line asks for, checked against what exists.
+
+    `methods` and `paradigms` are None where the command line leaves them to the profile.
+    """
 
     profile: str
     domains: list[str]
-    methods: list[str]
-    paradigms: list[str]
+    methods: list[str] | None
+    paradigms: list[str] | None
     seeds: list[int]
     experiments: list[str]
     workers: int | None
@@ -77,9 +80,15 @@ class Request:
             for seed in self.seeds
             for domain in self.domains
             for row in EXPERIMENTS[experiment].rows
-            if row.method in self.methods and row.paradigm in self.paradigms
+            if row.method in (self.methods or METHOD_NAMES) and row.paradigm in (self.paradigms or PARADIGM_NAMES)
         )
         return sorted(grid, key=lambda job: -job.weight)
+
+    def with_defaults(self, grid: Mapping[str, Sequence[str]]) -> Request:
+        """The request with a profile's own `methods` and `paradigms` where the command line gives none."""
+        methods = self.methods or _choose("methods of the profile's grid", grid.get("methods"), METHOD_NAMES)
+        paradigms = self.paradigms or _choose("paradigms of the profile's grid", grid.get("paradigms"), PARADIGM_NAMES)
+        return replace(self, methods=methods, paradigms=paradigms)
 
 
 def jobs_below(profile_folder: Path) -> list[Job]:
@@ -101,8 +110,8 @@ def parse(arguments: Sequence[str]) -> Request:
     request = Request(
         profile=_profile(given.profile),
         domains=_choose("--domains", given.domains, DOMAIN_NOTEBOOKS),
-        methods=_choose("--methods", given.methods, METHOD_NAMES),
-        paradigms=_choose("--paradigms", given.paradigms, PARADIGM_NAMES),
+        methods=_choose("--methods", given.methods, METHOD_NAMES) if given.methods else None,
+        paradigms=_choose("--paradigms", given.paradigms, PARADIGM_NAMES) if given.paradigms else None,
         seeds=_seeds(given.seeds),
         experiments=_choose("--experiments", given.experiments, EXPERIMENTS),
         workers=_workers(given.jobs),
@@ -126,8 +135,8 @@ def build_parser() -> argparse.ArgumentParser:
     several: dict[str, Any] = {"nargs": "+", "metavar": "NAME"}
     parser.add_argument("--profile", default="pocket", help=f"{', '.join(profile_names())}, or a .yaml file")
     parser.add_argument("--domains", **several, help=f"default: all of {', '.join(DOMAIN_NOTEBOOKS)}")
-    parser.add_argument("--methods", **several, help=f"default: all of {', '.join(METHOD_NAMES)}")
-    parser.add_argument("--paradigms", **several, help=f"default: all of {', '.join(PARADIGM_NAMES)}")
+    parser.add_argument("--methods", **several, help=f"default: the profile's, of {', '.join(METHOD_NAMES)}")
+    parser.add_argument("--paradigms", **several, help=f"default: the profile's, of {', '.join(PARADIGM_NAMES)}")
     parser.add_argument(
         "--seeds", nargs="+", default=["1"], metavar="N", help="number of seeds; or a list such as 0,3,7"
     )

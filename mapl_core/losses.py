@@ -18,6 +18,14 @@ Metrics = dict[str, float]
 SPREAD_FLOOR = 1e-6  # smallest standard deviation that is divided by, in units of the reward
 
 
+class NonFiniteError(FloatingPointError):
+    """A number that is not finite was met before a step; `rows` are the places along the first axis that hold one."""
+
+    def __init__(self, message: str, rows: list[int]):
+        super().__init__(message)
+        self.rows = rows
+
+
 # Preferences
 
 
@@ -472,9 +480,10 @@ def _check_finite(what: str, rows: Tensor, row: str, **lengths: Tensor | None) -
     known = "".join(
         f"; {name.replace('_', ' ')} {values[bad].tolist()}" for name, values in lengths.items() if values is not None
     )
-    raise FloatingPointError(
+    raise NonFiniteError(
         f"non-finite {what} in {row} {bad} (numbered within this batch){known}; look at the log-probabilities and "
-        "scores of these rows: the learning rate may be too high, or a response may have overflowed its dtype"
+        "scores of these rows: the learning rate may be too high, or a response may have overflowed its dtype",
+        bad,
     )
 
 

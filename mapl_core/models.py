@@ -13,6 +13,7 @@ batch, dropout is off, and the dtype was chosen here rather than by the checkpoi
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import sys
@@ -22,17 +23,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from mapl_core import smollm2
+from mapl_core.results import write_atomically
 
 SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SMOLLM2_HUB_REVISION = "12fd25f77366fa6b3b4b768ec3050bf629380bac"
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+HUB_LOCK = "hub_revisions.json"  # in the cache folder: hub id -> the commit that later loads take
+COMMIT = re.compile(r"[0-9a-f]{40}")
 HUB_NAME = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[\w./-]+))?")
 VALID_NAMES = f"pocket:<domain>:<size> (pocket:tldr:1x), {smollm2.NAME}, a model folder, a hub id org/name[@revision]"
 
@@ -88,15 +93,16 @@ def load_model(
         name: what to load. A folder of that name wins over a hub id.
         device: default: the first GPU if there is one, else the CPU.
         dtype: of the weights; default: `dtype_for` the device.
-        cache_dir: where converted models are kept; default: MAPL_CACHE, else ~/.cache/mapl. Downloads from the hub stay
-            in the hub's own cache.
+        cache_dir: where converted models are kept, and the commits of hub models; default: MAPL_CACHE, else
+            ~/.cache/mapl. Downloads from the hub stay in the hub's own cache.
 
     Raises:
-        ValueError: for a name of no known form, a folder that is no complete model, and a tokenizer that disagrees with
-            its model.
+        ValueError: for a name of no known form, a folder that is no complete model, a tokenizer that disagrees with its
+            model, and a damaged file of commits.
         OSError: if the model would have to be downloaded and cannot be; the message lists the ways out.
         ImportError: if a package that only this model needs is missing; the message holds the install command.
     """
+    check_model_name(name)
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     dtype = dtype or dtype_for(torch.cuda.get_device_capability(device) if device.type == "cuda" else None)
     if name.startswith("pocket:"):
@@ -107,16 +113,33 @@ def load_model(
     if folder.exists():
         return _load_folder(name, folder, device, dtype, origin=f"local folder {folder.resolve().name}")
     hub = HUB_NAME.fullmatch(name)
-    if hub is None:
-        raise ValueError(f"no model {name!r}: there is no such folder; valid names are {VALID_NAMES}")
     try:
-        return _load_hub(name, hub["repo"], hub["revision"], device, dtype)
+        return _load_locked_hub(name, hub["repo"], hub["revision"], device, dtype, _cache_path(cache_dir) / HUB_LOCK)
     except OSError as error:
         raise OSError(
             f"no folder and no hub model {name!r} ({_first_line(error)}). Ways out: check the name and go online once "
             f"with HF_HUB_OFFLINE unset (now: {os.environ.get('HF_HUB_OFFLINE', 'unset')}); name a local model folder; "
             f"or use a model that needs no hub, pocket:tldr:1x or {smollm2.NAME}"
         ) from error
+
+
+def check_model_name(name: str) -> None:
+    """Refuse within milliseconds what cannot be loaded; nothing is read, downloaded or built.
+
+    A hub id is judged by its form: what the hub has, only the hub knows.
+
+    Raises:
+        ValueError: for a name of no known form, an unknown pocket model, and a folder that is no complete model.
+    """
+    folder = Path(name).expanduser()
+    if name.startswith("pocket:"):
+        _pocket_parts(name)
+    elif name == smollm2.NAME:
+        return
+    elif folder.exists():
+        _check_folder(name, folder)
+    elif not HUB_NAME.fullmatch(name):
+        raise ValueError(f"no model {name!r}: there is no such folder; valid names are {VALID_NAMES}")
 
 
 def describe(loaded: LoadedModel) -> dict[str, str | int | None]:
@@ -205,13 +228,24 @@ def _no_loading_bar() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _pocket_folder(name: str) -> Path:
+def _pocket_parts(name: str) -> tuple[str, str]:
+    """Domain and size of a pocket model that exists or can be built."""
+    from mapl_core.pocket.common import SHAPES, language  # here, since other models need nothing of the pocket's
+
     parts = name.split(":")
     if len(parts) != 3 or not all(parts):
         raise ValueError(f"no model {name!r}: a pocket model is named pocket:<domain>:<size>, such as pocket:tldr:1x")
-    from mapl_core.pocket import model_path  # here, since other models need nothing of the pocket trainer
+    _, domain, size = parts
+    language(domain)
+    if size not in SHAPES:
+        raise ValueError(f"no model {name!r}: unknown pocket size {size!r}; valid: {', '.join(SHAPES)}")
+    return domain, size
 
-    return Path(model_path(parts[1], parts[2]))
+
+def _pocket_folder(name: str) -> Path:
+    from mapl_core.pocket import model_path
+
+    return Path(model_path(*_pocket_parts(name)))
 
 
 def _load_folder(name: str, folder: Path, device: torch.device, dtype: torch.dtype, *, origin: str) -> LoadedModel:
@@ -256,8 +290,47 @@ def _load_hub(name: str, repo: str, revision: str | None, device: torch.device, 
     return LoadedModel(model, tokenizer, name, device, dtype, f"hub {repo}@{pinned}", commit)
 
 
+def _load_locked_hub(
+    name: str, repo: str, revision: str | None, device: torch.device, dtype: torch.dtype, lock: Path
+) -> LoadedModel:
+    """A hub model at the commit that its first load resolved, so that a push to the hub changes no later run."""
+    entry = f"{repo}@{revision or 'main'}"
+    locked = _locked_commits(lock).get(entry)
+    if locked:
+        way_on = "delete that entry to take what the name means now"
+        print(f"{entry} is loaded at commit {locked}, as {lock} says; {way_on}", file=sys.stderr, flush=True)
+    loaded = _load_hub(name, repo, locked or revision, device, dtype)
+    if loaded.revision not in (None, locked, revision):
+        _lock_commit(lock, entry, loaded.revision)
+    return loaded
+
+
+def _locked_commits(lock: Path) -> dict[str, str]:
+    """Hub id with its branch or tag -> commit; empty where nothing was loaded yet."""
+    try:
+        commits = json.loads(lock.read_text(encoding="utf-8"))
+        if not isinstance(commits, dict) or not all(COMMIT.fullmatch(str(commit)) for commit in commits.values()):
+            raise ValueError("it must map hub ids to commits")
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise ValueError(f"{lock} is damaged ({error}); correct or delete it") from None
+    return commits
+
+
+def _lock_commit(lock: Path, entry: str, commit: str) -> None:
+    """Note what a first load resolved; jobs that start together note theirs one after the other."""
+    with FileLock(f"{_cache_folder(lock.parent) / lock.name}.lock"):
+        commits = {entry: commit} | _locked_commits(lock)
+        write_atomically(lock, json.dumps(commits, indent=1, sort_keys=True) + "\n")
+
+
+def _cache_path(cache_dir: str | Path | None) -> Path:
+    return Path(cache_dir or os.environ.get("MAPL_CACHE") or "~/.cache/mapl").expanduser()
+
+
 def _cache_folder(cache_dir: str | Path | None) -> Path:
-    folder = Path(cache_dir or os.environ.get("MAPL_CACHE") or "~/.cache/mapl").expanduser()
+    folder = _cache_path(cache_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

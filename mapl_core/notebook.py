@@ -2,19 +2,21 @@
 
 papermill hands over what a command line gave it: `-p SMOKE true` arrives as the text "true", a YAML `1e-5` as the text
 "1e-5", and a misspelt name arrives as one more variable that nobody reads. `check_parameters` turns the first two into
-what was meant and stops at the third.
+what was meant and stops at the third, in whatever case it is written.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
 import types
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any, Union, get_args, get_origin
 
 PARAMETER_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
+INJECTED = "# Parameters\n"  # first line of the cell that papermill puts in
 
 
 class ParameterError(ValueError):
@@ -36,20 +38,41 @@ def check_parameters(namespace: MutableMapping[str, Any], **kinds: Any) -> dict[
         The cast parameters, for printing.
 
     Raises:
-        ParameterError: for a value that is not of its kind, or an UPPER_CASE value that is not a parameter
-            (the trace of a misspelt `-p NAME value`).
+        ParameterError: for a value that is not of its kind, or a value that was set from outside (`-p NAME value`) and
+            is no parameter: a misspelt name, or one in another case.
     """
-    known = ", ".join(sorted(kinds))
-    plain = (bool, int, float, str, list, dict, types.NoneType)
-    for name, value in list(namespace.items()):
-        if PARAMETER_NAME.fullmatch(name) and name not in kinds and type(value) in plain:
-            raise ParameterError(f"unknown parameter {name} = {value!r}; the parameters are {known}")
+    unknown = sorted(_set_from_outside(namespace) - kinds.keys())
+    if unknown:
+        given = ", ".join(f"{name} = {namespace[name]!r}" for name in unknown)
+        raise ParameterError(f"unknown parameter {given}; the parameters are {', '.join(sorted(kinds))}")
     missing = [name for name in kinds if name not in namespace]
     if missing:
         raise ParameterError(f"{', '.join(missing)} not set: run the cell tagged `parameters` first")
     checked = {name: cast_parameter(name, namespace[name], kind) for name, kind in kinds.items()}
     namespace.update(checked)
     return checked
+
+
+def _set_from_outside(namespace: Mapping[str, Any]) -> set[str]:
+    """Names of plain values that no cell of the notebook's own has set.
+
+    IPython keeps the cells that ran in `In`; among them the one that papermill put in is known by its first line. What
+    that cell sets comes from outside in any case; what other cells set does not, so that a reader may run this check
+    again after later cells. Outside IPython nothing tells the two apart, and every public plain value counts.
+    """
+    plain = (bool, int, float, str, list, dict, types.NoneType)
+    public = {name for name, value in namespace.items() if type(value) in plain and not name.startswith("_")}
+    if "In" not in namespace:
+        return public
+    injected = [cell for cell in namespace["In"] if cell.startswith(INJECTED)][-1:]  # a reader may have corrected it
+    stored = {
+        node.id
+        for cell in injected
+        for node in ast.walk(ast.parse(cell))
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    # An UPPER_CASE value looks like a parameter, whichever cell has set it.
+    return stored & namespace.keys() | {name for name in public if PARAMETER_NAME.fullmatch(name)}
 
 
 def cast_parameter(name: str, value: Any, kind: Any) -> Any:

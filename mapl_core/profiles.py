@@ -1,6 +1,7 @@
 """Typed configuration: a profile's YAML of plain values becomes the RunConfig of one training run.
 
-A profile holds `defaults`, then overrides by `domains`, `methods` and `paradigms`, applied in this order. Every value
+A profile holds `defaults`, then overrides by `domains`, `methods` and `paradigms`, applied in this order, and in `grid`
+the methods and paradigms that the runner trains unless it is told otherwise. Every value
 is validated before any model is loaded; an error names the field, the value received and what to do.
 """
 
@@ -151,6 +152,17 @@ class RunConfig:
         return self.agent_models * self.num_agents if len(self.agent_models) == 1 else list(self.agent_models)
 
     @property
+    def model_names(self) -> list[str]:
+        """Every model that the run loads, each once: the policies' own, then another comparator's."""
+        compared = self.learns_from_preferences and self.comparator == "model"
+        return list(dict.fromkeys([*self.policy_models, *([self.other_comparator] if compared else [])]))
+
+    @property
+    def other_comparator(self) -> str:
+        """The model of the comparator "model": its own, or the central one."""
+        return self.comparator_model or self.central_model
+
+    @property
     def token_limits(self) -> list[int]:
         """Token limit of every agent; a single value serves all."""
         return self.max_new_tokens * self.num_agents if len(self.max_new_tokens) == 1 else list(self.max_new_tokens)
@@ -190,7 +202,9 @@ class RunConfig:
             "epochs",
             "reward_model_epochs",
             "reward_model_batch_size",
+            "reward_model_tokens",
             "lora_rank",
+            "lora_alpha",
             "threads",
             "micro_batch_tokens",
             "cached_tokens",
@@ -204,6 +218,7 @@ class RunConfig:
             "critic_learning_rate",
             "max_grad_norm",
             "soft_temperature",
+            "annotator_temperature",
         ):
             require(getattr(self, name) > 0, f"{name} is {getattr(self, name)}; it must be positive")
         k, m, g = self.pairs_per_task, self.samples_per_task, self.num_generations
@@ -229,7 +244,35 @@ class RunConfig:
             f"max_new_tokens is {self.max_new_tokens}; give one positive limit, or one for each of "
             f"{self.num_agents} agents",
         )
-        require(self.kl_coef >= 0, f"kl_coef is {self.kl_coef}; it must be at least 0")
+        for name in ("kl_coef", "weight_decay", "value_coef", "buffer_delay"):
+            require(getattr(self, name) >= 0, f"{name} is {getattr(self, name)}; it must be at least 0")
+        for name in ("buffer_decay", "discount"):
+            require(0 <= getattr(self, name) <= 1, f"{name} is {getattr(self, name)}; it must lie in [0, 1]")
+        require(
+            self.clip_ratio is None or 0 < self.clip_ratio < 1,
+            f"clip_ratio is {self.clip_ratio}; it must lie in (0, 1), 0.2 is usual; null switches it off",
+        )
+        require(
+            self.buffer_size is None or self.buffer_size >= 1,
+            f"buffer_size is {self.buffer_size}; it must be at least 1 pair; null draws as many as were just collected",
+        )
+        require(
+            0 <= self.annotator_flip_probability < 1,
+            f"annotator_flip_probability is {self.annotator_flip_probability}; it must lie in [0, 1)",
+        )
+        require(
+            self.top_k is None or self.top_k >= 0,
+            f"top_k is {self.top_k}; it must be at least 1, 0 for off, or null for the checkpoint's own",
+        )
+        require(
+            self.selection != "proxy" or self.method == "marlhf",
+            f"selection 'proxy' ranks pairs by the last reward model, and method {self.method!r} fits none; choose "
+            "another selection, or the method marlhf",
+        )
+        require(
+            self.selection != "good_comparator" or bool(self.selection_component),
+            "selection 'good_comparator' compares one part of the reward; name it in selection_component",
+        )
         structure = self.agents_structure
         if structure == "cen":
             require(
@@ -246,7 +289,7 @@ class RunConfig:
             "a centralised team with a decentralised comparator is not one of the paper's paradigms",
         )
         require(
-            self.comparator != "model" or bool(self.comparator_model or self.central_model),
+            self.comparator != "model" or bool(self.other_comparator),
             "comparator 'model' needs comparator_model",
         )
 
@@ -261,6 +304,11 @@ class Profile:
     @property
     def domains(self) -> list[str]:
         return list(self.values.get("domains", {}))
+
+    @property
+    def grid(self) -> dict[str, list[str]]:
+        """Methods and paradigms that the runner trains where it is asked for no others; nothing named means all."""
+        return dict(self.values.get("grid") or {})
 
     @property
     def threads(self) -> int:
@@ -318,7 +366,7 @@ def load_profile(name: str | Path) -> Profile:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML ({error})") from None
-    allowed = {"description", "defaults", "domains", "methods", "paradigms"}
+    allowed = {"description", "defaults", "domains", "methods", "paradigms", "grid"}
     if not isinstance(values, dict) or not values.get("domains") or set(values) - allowed:
         raise ConfigError(
             f"{path}: a profile has the keys {', '.join(sorted(allowed))}, and `domains` names at least one"

@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +20,7 @@ from typing import Any
 
 from mapl_core import jobs, tables
 from mapl_core.grid import DOMAIN_NOTEBOOKS, NOTEBOOK_FOLDER, Job, Request, UsageError, catalogue, jobs_below, parse
-from mapl_core.results import MANIFEST_FILE, ResultError, as_plain, folder_lock, verify_job
+from mapl_core.results import MANIFEST_FILE, ResultError, as_plain, check_writable, folder_lock, verify_job
 
 MEMORY_KNOBS = ("micro_batch_tokens", "cached_tokens", "samples_per_task")
 CELL_MINUTES = 24 * 60  # the longest job is meant to fit into a day
@@ -80,14 +79,16 @@ def make_plan(request: Request, notebook_folder: Path = NOTEBOOK_FOLDER) -> Plan
     """Check everything that can be checked before work, and find out what is done. Writes nothing.
 
     Raises:
-        ValueError (UsageError, ResultError, ConfigError): for values, notebooks or data that cannot work, and for
-            finished jobs that were made with other settings.
+        ValueError (UsageError, ResultError, ConfigError): for values, notebooks, models or data that cannot work, and
+            for finished jobs that were made with other settings.
     """
     from mapl_core.profiles import load_profile
 
     profile = load_profile(request.profile)
+    request = request.with_defaults(profile.grid)
     folder = request.results / profile.name
     planned = [_plan_job(job, profile, request, folder, notebook_folder) for job in request.jobs]
+    _check_models(profile, [entry.job for entry in planned if entry.state != "done"])
     _check_data(profile, request.jobs)
     outdated = _outdated(profile, folder, notebook_folder)
     blocked = [f"  {entry.job.name}: {outdated[entry.job.name]}" for entry in planned if entry.job.name in outdated]
@@ -102,14 +103,19 @@ def make_plan(request: Request, notebook_folder: Path = NOTEBOOK_FOLDER) -> Plan
     return Plan(profile.name, folder, profile.threads, workers, planned, left_out)
 
 
+def _config(profile: Any, job: Job) -> Any:
+    """The job's RunConfig."""
+    return profile.config(domain=job.domain, method=job.method, paradigm=job.paradigm, seed=job.seed)
+
+
 def _default_workers(profile: Any, wanted: Sequence[Job]) -> int:
     """One job for every `threads` cores; but jobs with the paper's models fill a GPU, so there only one at a time."""
-    sources = {profile.config(job.domain, job.method, job.paradigm, job.seed).source for job in wanted}
+    sources = {_config(profile, job).source for job in wanted}
     return 1 if "paper" in sources and _has_gpu() else max(1, _cores() // profile.threads)
 
 
 def _plan_job(job: Job, profile: Any, request: Request, folder: Path, notebook_folder: Path) -> PlannedJob:
-    config = profile.config(domain=job.domain, method=job.method, paradigm=job.paradigm, seed=job.seed)
+    config = _config(profile, job)
     notebook, job_folder = notebook_folder / DOMAIN_NOTEBOOKS[job.domain], folder / "jobs" / job.name
     state, afresh = _state(notebook, job_folder)
     if request.force and job_folder.exists():
@@ -148,12 +154,25 @@ def _outdated(profile: Any, folder: Path, notebook_folder: Path) -> dict[str, st
             made_with = jobs.check_done(notebook_folder / DOMAIN_NOTEBOOKS[job.domain], folder / "jobs" / job.name)
         except ResultError:
             continue
-        config = profile.config(domain=job.domain, method=job.method, paradigm=job.paradigm, seed=job.seed)
+        config = _config(profile, job)
         now, then = as_plain(asdict(config)), made_with["parameters"]
         changed = sorted(name for name in now.keys() | then.keys() if now.get(name) != then.get(name))
         if changed:
             found[job.name] = ", ".join(f"{name} was {then.get(name)!r}, is {now.get(name)!r}" for name in changed)
     return found
+
+
+def _check_models(profile: Any, to_run: Sequence[Job]) -> None:
+    """Look at the name and folder of every model once, without reading weights, before any job starts."""
+    from mapl_core.models import check_model_name
+
+    for name in sorted({name for job in to_run for name in _config(profile, job).model_names}):
+        check_model_name(name)
+        if Path(name).is_dir() and not Path(name).is_absolute():
+            raise UsageError(
+                f"model {name!r} is a folder seen from here, and every job works in a folder of its own; give its "
+                f"absolute path, {Path(name).resolve()}"
+            )
 
 
 def _check_data(profile: Any, wanted: Sequence[Job]) -> None:
@@ -162,7 +181,7 @@ def _check_data(profile: Any, wanted: Sequence[Job]) -> None:
 
     for domain in sorted({job.domain for job in wanted}):
         job = next(job for job in wanted if job.domain == domain)
-        config = profile.config(domain=domain, method=job.method, paradigm=job.paradigm, seed=job.seed)
+        config = _config(profile, job)
         if config.source == "paper":
             continue  # a download; its job does it
         reader = get_domain(domain, **config.domain_options)
@@ -193,18 +212,6 @@ def _summary(plan: Plan) -> str:
         f"{len(plan.jobs)} jobs of profile {plan.profile_name}: {done} done, {len(plan.to_run)} to run, "
         f"{plan.workers} at a time, {plan.threads} thread{'' if plan.threads == 1 else 's'} each"
     )
-
-
-def check_writable(folder: Path) -> None:
-    """Raises UsageError if the results folder cannot be written to; leaves no trace when it can."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise UsageError(
-            f"results folder {folder} cannot be written to ({error.strerror}); choose one with --results"
-        ) from None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -316,12 +323,13 @@ def carry_out(request: Request, plan: Plan) -> int:
         if planned.state.startswith(AGAIN):
             print(f"{planned.job.name}: {planned.state}")
     print(_summary(plan), flush=True)
+    failures: list[str] = []
     try:
-        failures = run_plan(plan)
+        failures += run_plan(plan)
         for path in write_experiments(request, plan):
             print(f"wrote {path}")
     except (ValueError, OSError) as error:
-        failures = [str(error)]
+        failures.append(str(error))
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
     return 1 if failures else 0

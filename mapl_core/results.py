@@ -20,13 +20,14 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import IO, Any, TypeVar, get_type_hints
 
 METRICS_FILE, EVALUATION_FILE, MANIFEST_FILE = "metrics.csv", "evaluation.csv", "manifest.json"
 DONE = "done"
@@ -353,8 +354,37 @@ def peak_memory_mib() -> dict[str, int]:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# One writer at a time
+# The folder: writable, and one writer at a time
 # ---------------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _existing(folder: Path) -> Iterator[None]:
+    """The folder exists inside the body; afterwards goes what was made for it and is empty."""
+    made = [level for level in (folder, *folder.parents) if not level.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        for level in made:
+            with suppress(OSError):  # not empty
+                level.rmdir()
+
+
+def check_writable(folder: Path | str) -> None:
+    """Say before any work that results cannot be written; leaves no trace, whether they can or not.
+
+    Raises:
+        ResultError: naming the folder and the ways to choose another.
+    """
+    try:
+        with _existing(Path(folder)), tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ResultError(
+            f"results folder {folder} cannot be written to ({error.strerror}); choose another one with --results "
+            "(reproduce.sh) or OUTPUT_DIR (a notebook)"
+        ) from None
 
 
 @contextmanager
@@ -364,7 +394,8 @@ def folder_lock(folder: Path | str, *, wait_seconds: float = 0.0, name: str = ".
     The operating system drops the lock when the process ends, however it ends, so a killed run blocks nobody.
 
     Args:
-        folder: locked through a small file in it, which stays.
+        folder: locked through a small file in it, which goes with the lock; so does the folder if it was made for that
+            and nothing else is in it.
         wait_seconds: how long to wait for an earlier process to let go.
         name: of that file; two names are two locks.
 
@@ -374,22 +405,38 @@ def folder_lock(folder: Path | str, *, wait_seconds: float = 0.0, name: str = ".
     import fcntl
 
     path = Path(folder) / name
-    path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + wait_seconds
-    with open(path, "a+") as file:
+    with _existing(path.parent):
         while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    file.seek(0)
-                    holder = file.read().strip() or "unknown"
-                    raise ResultError(
-                        f"{path.parent} is in use by process {holder}; wait for it, end it, or choose another folder"
-                    ) from None
-                time.sleep(0.1)
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
-        yield
+            path.parent.mkdir(parents=True, exist_ok=True)  # the last holder may have taken it away
+            with open(path, "a+") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        file.seek(0)
+                        holder = file.read().strip() or "unknown"
+                        raise ResultError(
+                            f"{path.parent} is in use by process {holder}; wait for it, end it, or choose another "
+                            "folder"
+                        ) from None
+                    time.sleep(0.1)
+                    continue
+                if not _is_still_at(path, file):
+                    continue  # its last holder took it away meanwhile: a lock on it would keep nobody out
+                file.truncate(0)
+                file.write(f"{os.getpid()}\n")
+                file.flush()
+                try:
+                    yield
+                finally:
+                    path.unlink(missing_ok=True)  # while it is held, so that nobody else can hold it
+                return
+
+
+def _is_still_at(path: Path, file: IO[str]) -> bool:
+    """Whether the open file is the one that lies at `path` now."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False

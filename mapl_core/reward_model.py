@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -142,11 +143,22 @@ def fit_reward_model(
         stream: source of the order; batches hold whole tasks, whose shared text is then computed once.
         learning_rate, weight_decay, max_grad_norm, epochs, batch_size: AdamW's settings; a batch is of pairs.
         held_out: pairs of tasks that are not in `pairs`, to measure accuracy on.
+
+    Warns:
+        UserWarning: once, if texts had to be cut, with their number.
     """
     optimizer = torch.optim.AdamW(model.scalar.parameters(), lr=learning_rate, weight_decay=weight_decay)
     generator = stream.generator()
     loss_value = float("nan")
-    items = {id(t): model.item(t) for pair in [*pairs, *held_out] for t in (pair.winner, pair.loser)}
+    read = {id(t): t for pair in [*pairs, *held_out] for t in (pair.winner, pair.loser)}
+    cut_before = model.cut_parts
+    items = {key: model.item(trajectory) for key, trajectory in read.items()}
+    if cut := model.cut_parts - cut_before:
+        warnings.warn(
+            f"{cut} of {len(read)} joint texts are longer than reward_model_tokens = {model.max_text_tokens} and were "
+            "cut, every agent's part to its share; raise reward_model_tokens if memory allows",
+            stacklevel=2,
+        )
     for _ in range(epochs):
         losses = []
         for batch in task_batches(pairs, batch_size, generator):

@@ -39,7 +39,7 @@ from mapl_core.buffers import (
 from mapl_core.comparators import Comparator
 from mapl_core.domains import get_domain
 from mapl_core.domains.base import Domain, Task
-from mapl_core.models import describe, load_model
+from mapl_core.models import check_model_name, describe, load_model
 from mapl_core.policies import Budget, JointPolicy
 from mapl_core.profiles import RunConfig
 from mapl_core.results import (
@@ -50,6 +50,7 @@ from mapl_core.results import (
     MetricRow,
     ResultError,
     as_plain,
+    check_writable,
     folder_lock,
     read_evaluation,
     read_metrics,
@@ -86,7 +87,8 @@ def evaluate(
 
     Returns:
         For each task id the mean over its samples of every metric: those of `Domain.metrics` on the last turn,
-        `reward`, each reward part, and for each policy `length` and `truncated`; and the trajectories.
+        `reward`, each reward part, for each policy `length` and `truncated`, and with a coordinator for each agent
+        `unparsed` (see `_unparsed`); and the trajectories.
     """
     played = policy.sample(tasks, samples, stream)
     by_task = {}
@@ -105,8 +107,15 @@ def evaluate(
                 averages.add(
                     {f"length/{member.adapter}": len(action.token_ids), f"truncated/{member.adapter}": action.truncated}
                 )
+            if policy.structure == "cen":
+                averages.add(_unparsed(trajectory))
         by_task[task.id] = averages.means()
     return by_task, [trajectory for group in played for trajectory in group]
+
+
+def _unparsed(trajectory: Trajectory) -> dict[str, float]:
+    """Whether each agent's section of the coordinator's last text is missing or empty: the failures by role."""
+    return {f"unparsed/agent{index}": not text.strip() for index, text in enumerate(trajectory.responses[-1])}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -141,6 +150,8 @@ class Team:
 
 def build_team(config: RunConfig) -> Team:
     """Load tasks and models and put fresh adapters on them. Everything that can be refused is refused here."""
+    for name in config.model_names:  # all of them, before the first one is loaded
+        check_model_name(name)
     domain = get_domain(config.domain, **config.domain_options)
     train_tasks = domain.load_tasks("train", config.source, config.train_tasks) if config.method != "untrained" else []
     eval_tasks = domain.load_tasks("eval", config.source, config.eval_tasks)
@@ -177,8 +188,7 @@ def build_team(config: RunConfig) -> Team:
     if config.learns_from_preferences:
         structure, model = config.comparator_structure, None
         if config.comparator == "model":
-            name = config.comparator_model or config.central_model
-            model = team(structure, [name] * (domain.num_agents if structure == "dec" else 1), None)
+            model = team(structure, [config.other_comparator] * (domain.num_agents if structure == "dec" else 1), None)
         comparator = Comparator(
             config.comparator, policy, structure=structure, model=model, soft_temperature=config.soft_temperature
         )
@@ -200,17 +210,19 @@ def run_mapl(config: RunConfig, out_dir: Path | str, *, progress: bool = True) -
     Writes metrics.csv, evaluation.csv, adapters/<name>/ in PEFT's format, examples.json (some evaluation answers before
     and after), and manifest.json last. After every iteration a checkpoint is written; a run that was stopped goes on
     from it and ends with the numbers of an undisturbed run; one that was finished is read back, not trained again.
+    A run that fails in its first iteration leaves nothing behind.
 
     Raises:
         ConfigError, ValueError, FileNotFoundError: for values, models or data that cannot work, before any training.
-        RuntimeError: if no pair could be collected, or `out_dir` holds the checkpoint of another configuration.
-        ResultError: if another process is at work in `out_dir`.
+        RuntimeError: if too few pairs could be collected, or `out_dir` holds the checkpoint of another configuration.
+        ResultError: if `out_dir` cannot be written to, or another process is at work in it.
     """
     out_dir = Path(out_dir)
     if (finished := _finished_run(config, out_dir)) is not None:
         if progress:
             print(f"{out_dir} holds this very run, finished; nothing is trained again")
         return finished
+    check_writable(out_dir)
     torch.set_num_threads(config.threads)
     torch.set_float32_matmul_precision(config.matmul_precision)
     run = _Run(config, build_team(config), out_dir)
@@ -219,20 +231,12 @@ def run_mapl(config: RunConfig, out_dir: Path | str, *, progress: bool = True) -
     bar = tqdm(total=steps + 1, desc=f"{config.method} {config.paradigm}", leave=False, **quiet)
     with folder_lock(out_dir, wait_seconds=10.0), bar:  # a killed runner's job may need a moment to end
         run.resume()
-        if not run.evaluation:
-            run.evaluate(0)
-            run.checkpoint()
-        bar.update(1 + run.finished)
-        for iteration in range(run.finished, steps):
-            if config.learns_from_preferences:
-                training_set = run.collect_preferences(iteration)
-                run.update_from_preferences(iteration, training_set)
-            else:
-                run.update_from_oracle(iteration)
-            run.finished = iteration + 1
-            run.evaluate(run.finished)
-            run.checkpoint()
-            bar.update()
+        try:
+            run.train(steps, bar)
+        except Exception:
+            if not run.finished:  # nothing to go on from, and a corrected configuration would be refused because of it
+                run.remove_checkpoint()
+            raise
         return run.finish()
 
 
@@ -273,6 +277,23 @@ class _Run:
         self.seconds = 0.0
         self._started = time.monotonic()
         self._reward_model: RewardModel | None = None
+
+    def train(self, steps: int, bar: tqdm) -> None:
+        """From where the run stands to the end of its last iteration."""
+        if not self.evaluation:
+            self.evaluate(0)
+            self.checkpoint()
+        bar.update(1 + self.finished)
+        for iteration in range(self.finished, steps):
+            if self.config.learns_from_preferences:
+                training_set = self.collect_preferences(iteration)
+                self.update_from_preferences(iteration, training_set)
+            else:
+                self.update_from_oracle(iteration)
+            self.finished = iteration + 1
+            self.evaluate(self.finished)
+            self.checkpoint()
+            bar.update()
 
     # -- the steps of an iteration -----------------------------------------------------------------------------------
 
@@ -316,10 +337,25 @@ class _Run:
                 f"no preference pairs: all {m * len(tasks)} comparisons of iteration {iteration} tied. "
                 "Raise samples_per_task (m) or the temperature, or choose another comparator"
             )
-        if offline and config.method == "madpo":  # every iteration trains on its own part
-            whole = pairs_by_task(self.buffer.sample(self._stream("buffer", 0).generator()))
-            return [pair for pairs in whole.values() for pair in pairs[iteration :: config.iterations]]
+        if offline and config.method == "madpo":
+            return self._offline_part(iteration)
         return self.buffer.sample(self._stream("buffer", iteration).generator())
+
+    def _offline_part(self, iteration: int) -> list[PreferencePair]:
+        """The share of the pre-collected pairs that MADPO trains on in this iteration; every pair is in one share.
+
+        The pairs are dealt out one after another, those of one task together, so that the shares of a task, and of all
+        tasks, differ by one pair at the most and none is empty.
+        """
+        iterations = self.config.iterations
+        by_task = pairs_by_task(self.buffer.sample(self._stream("buffer", 0).generator()))
+        dealt = [pair for pairs in by_task.values() for pair in pairs]
+        if len(dealt) < iterations:
+            raise RuntimeError(
+                f"the offline collection gave {len(dealt)} preference pairs for {iterations} iterations, each of which "
+                "trains on its own; raise samples_per_task (m) or pairs_per_task (k), or lower iterations"
+            )
+        return dealt[iteration::iterations]
 
     def update_from_preferences(self, iteration: int, training_set: Sequence[PreferencePair]) -> None:
         config = self.config
@@ -429,8 +465,17 @@ class _Run:
     def _record_preferences(
         self, iteration: int, agents, others, selected: Sequence[PreferencePair], ties: int
     ) -> None:
+        """What was collected, and of a coordinator's texts the share without a readable section, agent by agent."""
         diversity = pair_diversity(selected).values()
         empty = [not any(text.strip() for text in t.responses[-1]) for group in others for t in group]
+        unparsed = Averages()
+        for side, structure, groups in (
+            ("agent", self.config.agents_structure, agents),
+            ("comparator", self.config.comparator_structure, others),
+        ):
+            if structure == "cen":
+                for trajectory in (trajectory for group in groups for trajectory in group):
+                    unparsed.add({f"{side}_{name}": value for name, value in _unparsed(trajectory).items()})
         self._rows(
             iteration + 1,
             {
@@ -440,9 +485,11 @@ class _Run:
                 "preferences/winner_return": _mean([pair.winner.total_return for pair in selected]),
                 "preferences/gap": _mean([pair.gap for pair in selected]),
                 "preferences/distinct_winners": _mean([d.winners for d in diversity]),
+                "preferences/distinct_losers": _mean([d.losers for d in diversity]),
                 "preferences/agent_reward": _mean([t.total_return for group in agents for t in group]),
                 "preferences/comparator_reward": _mean([t.total_return for group in others for t in group]),
                 "preferences/comparator_empty": _mean([float(e) for e in empty]),
+                **{f"preferences/{name}": value for name, value in unparsed.means().items()},
             },
         )
 
@@ -495,6 +542,10 @@ class _Run:
         temporary = self.out_dir / "checkpoint.pt.tmp"
         torch.save(state, temporary)
         temporary.replace(self.out_dir / "checkpoint.pt")
+
+    def remove_checkpoint(self) -> None:
+        for name in ("checkpoint.pt", "checkpoint.pt.tmp"):
+            (self.out_dir / name).unlink(missing_ok=True)
 
     def resume(self) -> None:
         """Continue from the checkpoint in `out_dir`, if there is one of this very configuration."""
@@ -549,7 +600,7 @@ class _Run:
                 **self.domain.provenance(config.source),
             },
         )
-        (out_dir / "checkpoint.pt").unlink(missing_ok=True)
+        self.remove_checkpoint()
         return RunResult(out_dir, self.metrics, self.evaluation)
 
 

@@ -47,6 +47,13 @@ class TeamOptimizer:
             trajectories: the B trajectories.
             loss_of: maps their (B, policies, H) log-probabilities to a scalar; called once.
             kl_weight: weight of the exact KL to the reference (see `scoring`).
+
+        Returns:
+            For each policy `gradient_norm_<name>` before clipping; with a KL weight also `kl`, in nats a trajectory:
+            summed over its policies, turns and tokens, mean over the B trajectories.
+
+        Raises:
+            FloatingPointError: if the loss or a gradient is not finite; no weight and no optimiser state has changed.
         """
         for index in range(len(self.optimizers)):
             for parameter in self.policy.parameters(index):
@@ -72,7 +79,7 @@ class TeamOptimizer:
         metrics = {
             f"gradient_norm_{member.adapter}": norm for member, norm in zip(self.policy.members, norms, strict=True)
         }
-        return metrics | ({"kl": kl} if kl_weight else {})
+        return metrics | ({"kl": kl / len(trajectories)} if kl_weight else {})
 
     def state(self) -> list[dict]:
         return [optimizer.state_dict() for optimizer in self.optimizers]
@@ -104,7 +111,11 @@ def update_madpo(
     """MADPO on a training set of pairs (paper, section 4.2 and Algorithm 2): one logistic a pair on the joint margin.
 
     Returns:
-        Mean metrics over the batches, lengths of winners and losers, and `samples` (trajectories trained on).
+        Mean metrics over the batches; `winner_length_<policy>` and `loser_length_<policy>`, tokens a turn, mean over
+        the pairs, and their sums over the team `winner_length` and `loser_length`; `samples` (trajectories trained on).
+
+    Raises:
+        FloatingPointError: if a margin is not finite, naming the task and the lengths of every such pair.
     """
     trajectories = list({id(t): t for pair in pairs for t in (pair.winner, pair.loser)}.values())
     position = {id(t): row for row, t in enumerate(trajectories)}
@@ -123,14 +134,18 @@ def update_madpo(
             lengths = [policy.lengths(side) for side in sides] if config.length_normalize else [None, None]
 
             def loss_of(logprobs: Tensor) -> Tensor:
-                loss, metrics = losses.madpo_loss(
-                    *logprobs.chunk(2),
-                    *known,
-                    beta=config.beta,
-                    label_smoothing=config.label_smoothing,
-                    winner_lengths=lengths[0],
-                    loser_lengths=lengths[1],
-                )
+                try:
+                    loss, metrics = losses.madpo_loss(
+                        *logprobs.chunk(2),
+                        *known,
+                        beta=config.beta,
+                        label_smoothing=config.label_smoothing,
+                        winner_lengths=lengths[0],
+                        loser_lengths=lengths[1],
+                    )
+                except losses.NonFiniteError as error:
+                    found = "; ".join(_describe_pair(policy, batch[row]) for row in error.rows)
+                    raise losses.NonFiniteError(f"{error}. They are {found}", error.rows) from None
                 averages.add(metrics, len(batch))
                 return loss
 
@@ -138,9 +153,17 @@ def update_madpo(
             samples += len(both)
     response_lengths = {}
     for side, of_side in (("winner", [pair.winner for pair in pairs]), ("loser", [pair.loser for pair in pairs])):
-        for member, length in zip(policy.members, policy.lengths(of_side).float().mean((0, 2)).tolist(), strict=True):
+        means = policy.lengths(of_side).double().mean((0, 2)).tolist()
+        for member, length in zip(policy.members, means, strict=True):
             response_lengths[f"{side}_length_{member.adapter}"] = length
+        response_lengths[f"{side}_length"] = math.fsum(means)
     return {**averages.means(), **response_lengths, "samples": float(samples)}
+
+
+def _describe_pair(policy: JointPolicy, pair: PreferencePair) -> str:
+    """Task and lengths of a pair for an error message, [policy][turn] in tokens."""
+    winner, loser = policy.lengths([pair.winner, pair.loser]).tolist()
+    return f"a pair of task {pair.task_id!r} with {winner} tokens of the winner and {loser} of the loser"
 
 
 def update_magrpo(

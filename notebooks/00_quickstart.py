@@ -15,9 +15,9 @@
 # %% [markdown]
 # # 00 Quickstart
 #
-# One whole loop of multi-agent preference learning, on a model small enough for any
-# laptop: a team of two answers, an annotator compares, the team learns, and a plot shows
-# it.
+# One whole loop of multi-agent preference learning (MAPL), on a model small enough for
+# any laptop: a team of two answers, an annotator compares, the team learns, and a plot
+# shows it.
 #
 # **After it you can** name the five steps of a MAPL iteration, run them with one call,
 # and read the curve and the answers that come out.
@@ -65,51 +65,60 @@ import transformers
 from IPython.display import Markdown, display
 
 import mapl_core
+from mapl_core.models import dtype_for
 from mapl_core.notebook import check_parameters, show_figure
 from mapl_core.profiles import load_profile
 from mapl_core.train import run_mapl
 
+device = "cuda" if torch.cuda.is_available() else "cpu"
+dtype = dtype_for(torch.cuda.get_device_capability() if device == "cuda" else None)
 print(f"python {sys.version.split()[0]}, mapl_core {mapl_core.__version__}, "
       f"torch {torch.__version__}, transformers {transformers.__version__}; "
-      f"device {'cuda' if torch.cuda.is_available() else 'cpu'}")
+      f"device {device}, model weights {dtype}")
 
 # %% tags=["parameters"]
 PROFILE = "pocket"  # pocket (any laptop), small (a real model, slower) or paper (a GPU)
 METHOD = "madpo"  # madpo or marlhf: how the team learns from preferences
-TASKS = 32  # training posts
-EVAL_TASKS = 16  # evaluation posts, never trained on
-ITERATIONS = 3  # MAPL iterations
+TASKS = 64  # training posts; None: as many as the profile says
+EVAL_TASKS = 16  # evaluation posts, never trained on; None: as the profile says
+ITERATIONS = 3  # MAPL iterations; None: as the profile says
 SEED = 0  # seed of every random stream
 OUTPUT_DIR = ""  # folder of the results; empty: a temporary one
 
 # %%
-check_parameters(globals(), PROFILE=str, METHOD=str, TASKS=int, EVAL_TASKS=int,
-                 ITERATIONS=int, SEED=int, OUTPUT_DIR=str)
+check_parameters(globals(), PROFILE=str, METHOD=str, TASKS=int | None,
+                 EVAL_TASKS=int | None, ITERATIONS=int | None, SEED=int, OUTPUT_DIR=str)
+sizes = {"train_tasks": TASKS, "eval_tasks": EVAL_TASKS, "iterations": ITERATIONS}
 config = load_profile(PROFILE).config(
-    "tldr", METHOD, "dec-dec", seed=SEED, train_tasks=TASKS, eval_tasks=EVAL_TASKS,
-    iterations=ITERATIONS)
+    "tldr", METHOD, "dec-dec", seed=SEED,
+    **{name: size for name, size in sizes.items() if size is not None})
 folder = Path(OUTPUT_DIR or tempfile.mkdtemp(prefix="mapl-quickstart-"))
 torch.set_num_threads(config.threads)
-print(f"{config.method}, models {sorted(set(config.policy_models))}, m = "
+print(f"{config.method}, models {sorted(set(config.policy_models))}, "
+      f"{config.train_tasks} posts, {config.iterations} iterations, m = "
       f"{config.samples_per_task}, k = {config.pairs_per_task}; results in {folder}")
 
 # %% [markdown]
 # ## The loop
 #
-# Two agents share one frozen model; each has a small adapter of its own. Agent 0 writes
-# a short summary of a post, agent 1 a long one, and neither sees the other's. In every
-# iteration
+# Two agents share one frozen model; each has a small adapter of its own. Agent 0 is asked
+# for a short summary of a post, agent 1 for a long one with linking words, and neither
+# sees the other's. In every iteration
 #
 # 1. **collect**: the agents answer every post $m$ times, and so does a comparator (here
 #    the same team, with other random numbers);
 # 2. **label**: an annotator compares the $j$-th joint answers of both; the higher reward
 #    wins, ties are dropped;
 # 3. **select**: the $k$ pairs with the best winners are kept for each post;
-# 4. **buffer**: they join those of earlier iterations;
-# 5. **update**: the team learns from the pairs. MADPO does it directly; MARLHF fits a
-#    reward model first.
+# 4. **buffer**: the pairs join those of earlier iterations, and a training set is drawn
+#    from all of them, the newest ones being the likeliest;
+# 5. **update**: the team learns from the training set. MADPO (multi-agent direct
+#    preference optimisation) does it directly; MARLHF (multi-agent reinforcement learning
+#    from human feedback) fits a reward model first.
 #
-# No agent is ever told what the reward is. One call does all of it:
+# This is the paradigm *Dec-Dec*: decentralised agents, each acting on what it sees,
+# against a decentralised comparator. No agent is ever told what the reward is. One call
+# does all of it:
 
 # %%
 result = run_mapl(config, folder)
@@ -132,16 +141,24 @@ axes.plot(score.index, score.values, color="#D55E00", marker="o")
 axes.annotate(METHOD, (score.index[-1], score.values[-1]), xytext=(6, 0),
               textcoords="offset points", color="#D55E00", va="center")
 axes.set(xlabel="MAPL iteration", ylabel="TLDR score", ylim=(0, 1), xticks=score.index,
-         title=f"TLDR score over training - {PROFILE}, {EVAL_TASKS} tasks, seed {SEED}")
+         title=f"TLDR score over training - {PROFILE}, {config.eval_tasks} tasks, "
+               f"seed {SEED}")
 finding = (f"The score goes from {score.iloc[0]:.2f} to {score.iloc[-1]:.2f} in "
-           f"{ITERATIONS} iterations. Thin lines: {EVAL_TASKS} posts, one run.")
+           f"{config.iterations} iterations. Thin lines: {config.eval_tasks} posts, "
+           "one run.")
 show_figure(figure, "quickstart", f"Score by iteration. {finding}", OUTPUT_DIR)
 display(Markdown(finding))
 
 # %% [markdown]
-# > **Common mistake.** Judging by the training loss. MADPO's loss starts at
-# > $\log 2 = 0.693$ and hardly moves, because every iteration brings new, harder pairs;
-# > the score is what counts.
+# > **Common mistake.** Judging by the training loss. MADPO's very first loss is
+# > $\log 2 = 0.693$ whatever the answers are, and `train/loss` is a mean over an
+# > iteration's batches, each taken before its own step and mostly on other pairs than
+# > those of the iteration before. Two of its values therefore measure different things.
+# > The score is measured on the same posts every time: it is what counts.
+#
+# In the table, `r` is the length ratio of the two summaries, long over short, and `n` the
+# number of kinds of linking words in the long one: the oracle pays in full for a ratio
+# between 1.6 and 3.2, and more for every kind. Which of the two has moved?
 
 # %%
 shown = metrics[metrics.metric.isin(["score", "r", "n", "train/loss"])]
@@ -150,14 +167,14 @@ shown.pivot_table(index="metric", columns="iteration", values="value").round(3)
 # %% [markdown]
 # ## What do the answers look like?
 #
-# The same post, before and after. `r` above is the length ratio of the two summaries,
-# `n` the number of kinds of linking words in the long one: the oracle rewards a ratio
-# between 1.6 and 3.2, and many kinds. Nobody told the agents.
+# The same post, before and after. Agent 1 was asked for a long text with linking words.
+# How many times as long, how many kinds of linking words, and that shared words pay:
+# nobody told it, and it never saw agent 0's text. Look for these three.
 
 # %%
 examples = json.loads((folder / "examples.json").read_text(encoding="utf-8"))
-for iteration in ("0", str(ITERATIONS)):
-    example = examples[iteration][1]
+for iteration in ("0", str(config.iterations)):
+    example = examples[iteration][:2][-1]  # the second post, or the only one
     print(f"--- after {iteration} iterations: reward {example['reward']:.2f} of 3")
     for agent, text in enumerate(example["responses"][-1]):
         print(f"agent {agent}: {text}")

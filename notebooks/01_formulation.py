@@ -112,16 +112,31 @@ generator = Stream(SEED, "notebook 01").generator()  # all randomness comes from
 # | symbol | in the paper (section 3.1) | here |
 # |---|---|---|
 # | $\mathcal I$ | the agents | agent 0 and agent 1 |
-# | $\mathcal S$, $b_0$ | states $s=(s^{sys},s^{usr})$, their first law | which servers are up (users never change) |
-# | $\mathcal O_i$, $O$ | local observations, language prompts | "your server is up" or "... down" |
+# | $\mathcal S$, $b_0$ | states $s=(s^{sys},s^{usr})$, law of the first | which servers are up (users: always the same) |
+# | $\mathcal O_i$, $O$ | local observations, language prompts; how they arise | "your server is up" or "... down" |
 # | $\mathcal A_i$ | responses | wait or call; for a language model, every text |
 # | $T$, $H$ | transition and horizon | the episode ends after one turn, $H=1$ (two in section 4) |
+# | $h_i$ | local history: what agent $i$ saw and did so far | its observation, then also its action |
+# | $\mathbf h$ | joint history: the local histories of all agents | both observations, then also both actions |
+# | $\tau$ | trajectory: an episode played to its end, with its joint history | what was up, what was seen, who called |
 # | $R^\ast$ | oracle reward, known to the annotator only | 1 if exactly one agent calls and its server is up, else 0 |
+# | $R(\tau)$ | return: the sum of the rewards of all turns | the one reward |
 # | $P_{R^\ast}$ | the annotator's preference between two trajectories | the higher return wins |
+# | $\pi$, $\varpi$ | the team that learns; the comparator, against whom it is judged | section 7 |
+#
+# A *law* is a probability distribution.
 #
 # A team that acts on local histories, $a_i\sim\pi_i(\cdot\mid h_i)$, makes this a
-# **Pb-Dec-POMDP**. If a coordinator sees everything and writes all the actions,
-# $\mathbf a\sim\pi_{cen}(\cdot\mid\mathbf h)$, the same tuple is a **Pb-MPOMDP**.
+# **Pb-Dec-POMDP**, a preference-based decentralised partially observable Markov decision
+# process. If a coordinator sees everything and writes all the actions,
+# $\mathbf a\sim\pi_{cen}(\cdot\mid\mathbf h)$, the same tuple is a **Pb-MPOMDP**, a
+# preference-based multi-agent POMDP.
+#
+# Five more names. *Dec* is short for decentralised and *Cen* for centralised; a training
+# paradigm is called (agents)-(comparator): **Dec-Dec**, **Cen-Cen** and **Dec-Cen**.
+# Under each a team can learn by **MADPO**, multi-agent direct preference optimisation:
+# straight from the pairs; or by **MARLHF**, multi-agent reinforcement learning from human
+# feedback: a reward model is fitted to the pairs, and the team practises against it.
 #
 # Look at the table of rewards: which joint action is right in *every* state?
 
@@ -200,6 +215,9 @@ show_figure(
     f"Table of team values. Columns, agent 1: {', '.join(rules)}. {'; '.join(rows)}.",
     OUTPUT_DIR)
 
+# %% [markdown]
+# The same in words: which teams are best, and is one of them made of two equal rules?
+
 # %%
 best = [f"({list(rules)[i]}, {list(rules)[j]})"
         for i, j in (decentralised > best_dec - 1e-12).nonzero().tolist()]
@@ -221,7 +239,8 @@ display(Markdown(
 # %% [markdown]
 # ## 3 From returns to preferences
 #
-# The agents never see $R^\ast$. They see which of two trajectories of *one* task won.
+# The agents never see $R^\ast$. They see which of two trajectories of *one* task won. In
+# this game a task is one draw of the servers: both trajectories start in the same state.
 # The Bradley-Terry model turns scores into such a verdict:
 # $P(\tau^w\succ\tau^l)=\sigma(r^w-r^l)$.
 #
@@ -357,21 +376,28 @@ torch.testing.assert_close(history_kl, by_agent_and_turn.sum())
 
 # %% [markdown]
 # The environment cancelled. So a team's log-ratio is a plain sum,
-# $\sum_t\sum_i\log\pi_i/\pi_{ref,i}$, and the loss of MADPO needs *one* logistic on it
-# (paper, appendix A.3). For one pair with margins 3 for agent 0 and -1 for agent 1:
-# $-\log\sigma(0.1\cdot(3-1))=0.59814$.
+# $\sum_t\sum_i\log\pi_i/\pi_{ref,i}$. MADPO puts $\beta$ times this log-ratio where
+# Bradley-Terry has a score (section 5 says why). Call agent $i$'s own log-ratio, summed
+# over turns, on the winner minus that on the loser its **edge** $d_i$. The loss of one
+# pair is then
+#
+# $$-\log\sigma\Big(\beta\sum_id_i\Big),$$
+#
+# *one* logistic for the whole team (paper, appendix A.3). The module reports
+# $\beta\sum_id_i$ as `margin`, and $\beta d_i$ as each agent's. A pair with edges 3 for
+# agent 0 and -1 for agent 1 costs $-\log\sigma(0.1\cdot(3-1))=0.59814$.
 
 # %%
-margins = tensor([[[3.0], [-1.0]]]).requires_grad_()  # (pairs, agents, turns)
+edges = tensor([[[3.0], [-1.0]]]).requires_grad_()  # (pairs, agents, turns)
 zero = torch.zeros(1, 2, 1)
-loss, metrics = madpo_loss(margins, zero, zero, zero, beta=0.1)
+loss, metrics = madpo_loss(edges, zero, zero, zero, beta=0.1)
 torch.testing.assert_close(loss, tensor(math.log(1 + math.exp(-0.1 * (3 - 1)))))
 print(f"loss {loss:.5f}")
 for who in ("", "agent0/", "agent1/"):
     value = metrics[f"{who}margin"]
-    print(f"  beta x margin of {who[:-1] or 'the team'}: {value:+.2f}")
-print("pull on each agent's margin:",
-      torch.autograd.grad(loss, margins)[0].flatten().tolist())
+    print(f"  margin of {who[:-1] or 'the team'}: {value:+.2f}")
+print("pull on each agent's edge:",
+      (-torch.autograd.grad(loss, edges)[0]).flatten().tolist())
 
 # %% [markdown]
 # The sum needs conditional independence: given its history, each agent acts on its
@@ -386,11 +412,11 @@ print(f"each agent: KL {kl([0.5, 0.5], [0.5, 0.5]):.4f}; "
 
 # %% [markdown]
 # > **Common mistake.** One logistic per agent instead of one per pair. Then agent 1,
-# > whose margin is -1, is pulled harder (0.0525) than agent 0 (0.0426), as if each had
+# > whose edge is -1, is pulled harder (0.0525) than agent 0 (0.0426), as if each had
 # > to explain the victory alone. In MADPO a pair that the *team* separates is finished,
 # > and both pulls are 0.0450. On a plot, separate logistics drive *each* agent's own
 # > accuracy to 1, where MADPO only cares for the team's. To check, compare the gradients
-# > by the agents' margins, as above: they must be equal.
+# > by the agents' edges, as above: they must be equal.
 
 # %% [markdown]
 # ## 5 What a product of policies cannot say
@@ -428,7 +454,7 @@ for p0, p1 in ((0.9, 0.2), (0.99, 0.01), (0.3, 0.3)):
 
 # %% [markdown]
 # Two wanted, zero available, whatever the policies. Now train on the four pairs of
-# section 3, each once. Their four margins add up to $2\cdot 0$: if one pair is
+# section 3, each once. Their four margins $m_j$ add up to $2\cdot 0$: if one pair is
 # understood better, another must be understood worse, and since $-\log\sigma$ is
 # convex, $\text{mean}\,\big({-\log\sigma(m_j)}\big)\ge-\log\sigma(\text{mean}\;m_j)=\log 2$,
 # with equality only if all four margins are 0.
@@ -487,6 +513,9 @@ show_figure(
     figure, "01_success_and_loss",
     "Two maps over both agents' chances of calling. Success is a saddle, best in two "
     "opposite corners; the loss is a bowl, lowest at the centre.", OUTPUT_DIR)
+
+# %% [markdown]
+# In numbers: where is the loss lowest, and what does it charge for playing well?
 
 # %%
 lowest = (loss_map == loss_map.min()).nonzero()[0]
@@ -652,6 +681,10 @@ show_figure(
     f"calls, at the end: {', '.join(f'{n} {x:.2f}' for n, x in final.items())}.",
     OUTPUT_DIR)
 
+# %% [markdown]
+# Where the curves end. Compare the product under MADPO with the same product under
+# policy gradient.
+
 # %%
 display(Markdown(
     f"*One exact run each, so there is no band. After {steps} steps MADPO's product is "
@@ -735,10 +768,14 @@ def all_pairs(agents, comparator):
 
 def weighted_madpo(logprobs, reference, state, winner, loser, weight):
     """MADPO's loss, each pair counted with its probability."""
-    margins = BETA * (logprobs - reference)
-    margins = (margins[state, winner] - margins[state, loser]).sum(dim=1)
+    implicit = BETA * (logprobs - reference)
+    margins = (implicit[state, winner] - implicit[state, loser]).sum(dim=1)
     return weight @ -F.logsigmoid(margins)
 
+
+# %% [markdown]
+# The check, and the pairs that a random team meets most often against the coordinator:
+# who wins them?
 
 # %%
 team, base = (dec_logprobs(torch.randn(2, 2, generator=generator)) for _ in range(2))
@@ -831,6 +868,9 @@ show_figure(
     f"to: {', '.join(ends)}. Best local team {best_dec:.2f}, best coordinator "
     f"{best_cen:.2f}.", OUTPUT_DIR)
 
+# %% [markdown]
+# The answer to the question, computed:
+
 # %%
 short = [f"{method} {paradigm} ({values[-1]:.3f})"
          for (method, paradigm), values in runs.items()
@@ -848,8 +888,8 @@ display(Markdown(
 # iteration changes the losers of the next.)
 #
 # ### How far is the nearest product?
-# Try to imitate the coordinator as well as a product can. The nearest one, in
-# $KL(\varpi\,\|\,\pi)$, has each agent call as often as the coordinator makes it call
+# Try to imitate the coordinator $\varpi$ as well as a product $\pi$ can. The nearest one,
+# in $KL(\varpi\,\|\,\pi)$, has each agent call as often as the coordinator makes it call
 # *given what that agent sees*. By hand, for a perfect coordinator and servers that are
 # up as in the parameters: agent 0 sees "up" in two states; in one it calls half of the
 # time, in the other always.
@@ -886,6 +926,10 @@ def distance(law, other):
     """KL in nats, averaged over states."""
     return (initial[:, None] * law * (law / other).log()).sum().item()
 
+
+# %% [markdown]
+# Which of the two parts is larger? And does MADPO's Dec-Cen team end near the nearest
+# local team, or near the best one?
 
 # %%
 all_seeing = torch.arange(3)[:, None].expand(3, 2)
@@ -929,8 +973,8 @@ print(f"MADPO Dec-Cen ended at {runs['MADPO', 'Dec-Cen'][-1]:.3f}")
 #
 # 1. At which `P_BOTH_UP` does the best decentralised team stop being lopsided? Compute
 #    it by hand, then check it with the parameter. What does MADPO Dec-Cen do there?
-# 2. Set `SYMMETRY_BREAK = 0.0`. Which runs of section 7 get stuck at the saddle, and
-#    which escape? What pushes those off it?
+# 2. Set `SYMMETRY_BREAK = 0.0`, so that both agents start equal. Which runs of section 7
+#    stay with equal agents, and which do not? What pushes those apart?
 # 3. Replace the good coordinator by one that always lets agent 0 call when its server
 #    is up. Predict the realizability gap and MADPO's end value before you run it.
 # 4. Three agents, one state, "exactly one calls", all $3\times5$ pairs. Show that MADPO

@@ -15,14 +15,17 @@
 # %% [markdown]
 # # 02 Preference collection
 #
-# Where the data of MAPL comes from: the team plays against a comparator, an annotator
-# says who was better, a rule keeps the best pairs, a buffer decides how long they live.
+# Where the data of MAPL (multi-agent preference learning) comes from: the team plays
+# against a comparator, an annotator says who was better, a rule keeps the best pairs, a
+# buffer decides how long they live.
 #
 # **After it you can** pair joint answers and label them with three annotators; say which
 # pairs each selection rule keeps, and why the paper ranks by the winner; choose a
 # comparator knowingly; and predict what $\lambda$ does to the training set.
 #
-# **It needs** 01_formulation for the words (trajectory, return, joint history).
+# **It needs** 01_formulation for the words (trajectory, return, joint history, Dec and
+# Cen). Two methods use the data: MADPO, multi-agent direct preference optimisation
+# (notebook 04), and MARLHF, multi-agent reinforcement learning from human feedback (03).
 #
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/mapl-notebooks/blob/main/notebooks/02_preference_collection.ipynb)
 #
@@ -53,6 +56,7 @@ if "google.colab" in sys.modules:  # elsewhere this cell does nothing
 # %%
 import math
 import warnings
+from dataclasses import replace
 
 warnings.filterwarnings("ignore", message="IProgress not found")  # plain bars are meant
 
@@ -74,15 +78,18 @@ from mapl_core.buffers import (
     select_pairs,
 )
 from mapl_core.comparators import Comparator
+from mapl_core.models import dtype_for
 from mapl_core.notebook import check_parameters, show_figure
 from mapl_core.profiles import load_profile
 from mapl_core.seeding import Stream
 from mapl_core.train import build_team
 from mapl_core.updates import TeamOptimizer, update_madpo
 
+device = "cuda" if torch.cuda.is_available() else "cpu"
+dtype = dtype_for(torch.cuda.get_device_capability() if device == "cuda" else None)
 print(f"python {sys.version.split()[0]}, mapl_core {mapl_core.__version__}, "
       f"torch {torch.__version__}, transformers {transformers.__version__}; "
-      f"device {'cuda' if torch.cuda.is_available() else 'cpu'}")
+      f"device {device}, model weights {dtype}")
 
 # %% tags=["parameters"]
 PROFILE = "pocket"  # pocket (any laptop), small (a real model, slower) or paper (a GPU)
@@ -182,8 +189,9 @@ for rule, pair in kept.items():
 
 # %% [markdown]
 # > **Common mistake.** Ranking by the *comparator's* return. Here it throws away the two
-# > strong answers of the team and keeps a pair in which the team lost. On the plot of
-# > winners' returns below, the curve would not move when the team gets better.
+# > strong answers of the team and keeps a pair in which the team lost. To check a run,
+# > compare the winners' mean return before and after selection, as section 4 does; in
+# > `metrics.csv` the kept winners' is `preferences/winner_return`.
 
 # %% [markdown]
 # ## 4 Real answers
@@ -204,6 +212,10 @@ for mine, theirs in zip(played, compared):
     all_pairs += labelled
     selected += select_pairs(labelled, PAIRS) if labelled else []
 print(f"{len(all_pairs)} pairs, {tied} ties, {len(selected)} kept")
+
+# %% [markdown]
+# One column a post. How far apart do answers to the same post lie, and how far apart are
+# agents and comparator?
 
 # %%
 figure, axes = plt.subplots(figsize=(7, 3.6), constrained_layout=True)
@@ -239,7 +251,8 @@ diversity.describe().loc[["mean", "min", "max"]].round(2)
 #
 # After one MADPO update the comparators come apart: *raw* is the untrained base, *last*
 # the team as it was at the start of the previous iteration, *current* the team as it is,
-# *soft* the current team at a higher temperature. What mean return do you expect of each?
+# *soft* the current team at a higher temperature. What mean return do you expect of each,
+# and whose answers to one post should lie furthest apart?
 
 # %%
 optimizer = TeamOptimizer(team.policy, config)
@@ -257,12 +270,33 @@ for kind in ("raw", "last", "current", "soft"):
 pd.DataFrame(rows).T.round(3)
 
 # %% [markdown]
+# *current* against *raw* shows what the one update has changed. *soft* has the same
+# weights as *current*: it is meant to trade return for spread. Does it, here?
+#
 # After a single update *last* and *raw* are the same team, so with the same random
 # numbers they give the same answers. From the second iteration on they differ.
 
 # %%
 assert rows["raw"] == rows["last"]
 assert rows["current"] != rows["last"]
+
+# %% [markdown]
+# The fifth kind, *model*, is another model, untrained. Dec-Cen uses it by default, as a
+# coordinator: one model of about the team's joint size reads both roles and writes both
+# parts in tags. Its text is cut into the agents' parts, and each part becomes an action
+# of the agent under the agent's *own* prompt, so that the team can learn from it. Is it
+# better than the agents?
+
+# %%
+central = build_team(replace(config, paradigm="dec-cen", comparator="model")).comparator
+central.begin_iteration()
+groups = central.sample(team.train_tasks, SAMPLES, Stream(SEED, "compare"))
+returns = torch.tensor([[t.total_return for t in group] for group in groups])
+print(f"{config.central_model}: mean return {returns.mean():.3f}, "
+      f"spread within a post {returns.std(dim=1).mean():.3f}")
+prompts = [[action.prompt_ids for action in group[0].actions[0]]
+           for group in (groups[0], played[0])]
+assert prompts[0] == prompts[1]  # its parts stand under the agents' own prompts
 
 # %% [markdown]
 # > **Common mistake.** A "last" comparator that loads the *newest* checkpoint. It equals
@@ -286,22 +320,29 @@ assert all(abs(a - b) < 1e-12 for a, b in zip(buffer.weights(), shares))
 [round(share, 3) for share in shares]
 
 # %% [markdown]
-# The same for other $\lambda$, and for the other modes. Which one trains on the newest
-# pairs only, and which one forgets nothing?
+# The same for other $\lambda$, and for the other modes. *offline* holds a single shard:
+# all pairs are collected before training, by the untrained team, and nothing is added. (A
+# run collects as many of them at once as the other modes do over all iterations; here it
+# is the first shard.) Which mode trains on the newest pairs only, and which one forgets
+# nothing?
 
 # %%
 modes = {"lambda 0": ("decay", {"decay": 0.0}), "lambda 0.2": ("decay", {"decay": 0.2}),
          "lambda 0.8": ("decay", {"decay": 0.8}), "lambda 1": ("decay", {"decay": 1.0}),
-         "online": ("online", {}), "delay 1": ("delay", {"delay": 1})}
+         "online": ("online", {}), "delay 1": ("delay", {"delay": 1}),
+         "offline": ("offline", {})}
 table = {}
 for name, (mode, options) in modes.items():
     other = ReplayBuffer(mode, **options)
-    other.shards = buffer.shards
+    other.shards = buffer.shards[:1] if mode == "offline" else buffer.shards
     drawn = other.sample(Stream(SEED, f"notebook 02/{name}").generator())
     ages = [3 - pair.iteration for pair in drawn]
     table[name] = [ages.count(age) / len(ages) for age in range(4)] + [len(drawn)]
 table = pd.DataFrame(table, index=["age 0", "age 1", "age 2", "age 3", "pairs"]).T
 table.round(2)
+
+# %% [markdown]
+# The same as bars: the darker a bar, the newer what it trains on.
 
 # %%
 figure, axes = plt.subplots(figsize=(7, 3.2), constrained_layout=True)

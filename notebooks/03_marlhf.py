@@ -15,15 +15,22 @@
 # %% [markdown]
 # # 03 MARLHF
 #
-# In two stages: learn from preferences what a team's answer is worth, then let the team
-# practise against that.
+# Multi-agent reinforcement learning from human feedback (MARLHF) works in two stages:
+# learn from preferences what a team's answer is worth, then let the team practise against
+# that.
 #
 # **After it you can** fit the joint reward model and measure its error, derive Eq. (5)
-# and compute it by hand, swap in the actor-critic forms CoLLM-CC and CoLLM-DC, and see
-# on a plot when a team starts to please its reward model instead of the oracle.
+# and compute it by hand, swap in the actor-critic forms CoLLM-CC and CoLLM-DC, and read
+# off a plot how often the reward model and the oracle agree about the team's own answers.
 #
-# **It needs** notebook 01. The last two sections train a model: the pocket model on any
-# laptop.
+# **It needs** notebooks 01 and 02. The last three sections use a model: the pocket model
+# on any laptop.
+#
+# The names, as in the paper: MAPL is multi-agent preference learning; MARL is multi-agent
+# reinforcement learning; MAGRPO is multi-agent GRPO (group relative policy optimisation);
+# CoLLM-CC and CoLLM-DC are collaborative-LLM actor-critics with a centralised critic and
+# with decentralised critics. A paradigm is called (agents)-(comparator): in Dec-Dec both
+# are decentralised, in Cen-Cen both centralised, in Dec-Cen only the comparator is.
 #
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/mapl-notebooks/blob/main/notebooks/03_marlhf.ipynb)
 #
@@ -80,6 +87,7 @@ from mapl_core.losses import (
     kl_estimate,
     magrpo_loss,
 )
+from mapl_core.models import dtype_for
 from mapl_core.notebook import check_parameters, show_figure
 from mapl_core.profiles import load_profile
 from mapl_core.reward_model import RewardModel, fit_reward_model, split_held_out
@@ -87,18 +95,19 @@ from mapl_core.seeding import Stream
 from mapl_core.train import build_team, run_mapl
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
+dtype = dtype_for(torch.cuda.get_device_capability() if device == "cuda" else None)
 print(f"python {sys.version.split()[0]}, mapl_core {mapl_core.__version__}, "
       f"torch {torch.__version__}, transformers {transformers.__version__}; "
-      f"device {device}, losses in float32")
+      f"device {device}, model weights {dtype}")
 
 # %% tags=["parameters"]
 PROFILE = "pocket"  # scale of the training sections: pocket, small or paper
 PARADIGM = "dec-dec"  # dec-dec, cen-cen or dec-cen
 SEED = 0  # seed of every random draw
 ALGORITHMS = ["magrpo", "collm_cc", "collm_dc"]  # MARL inside MARLHF, section 7
-ITERATIONS = 4  # MAPL iterations of each run
-TRAIN_TASKS = 32  # training posts
-EVAL_TASKS = 16  # evaluation posts
+ITERATIONS = 4  # MAPL iterations of each run; None: as many as the profile says
+TRAIN_TASKS = 64  # training posts; None: as many as the profile says
+EVAL_TASKS = 16  # evaluation posts; None: as many as the profile says
 TOY_REPEATS = 20  # random data sets for each point of section 2's plot
 OVERRIDES = {}  # further values that replace the profile's, such as {"eval_samples": 4}
 OUTPUT_DIR = ""  # folder for figures and runs; empty: a temporary one
@@ -106,11 +115,12 @@ OUTPUT_DIR = ""  # folder for figures and runs; empty: a temporary one
 # %%
 check_parameters(
     globals(), PROFILE=str, PARADIGM=str, SEED=int, ALGORITHMS=list[str],
-    ITERATIONS=int, TRAIN_TASKS=int, EVAL_TASKS=int, TOY_REPEATS=int, OVERRIDES=dict,
-    OUTPUT_DIR=str)
+    ITERATIONS=int | None, TRAIN_TASKS=int | None, EVAL_TASKS=int | None,
+    TOY_REPEATS=int, OVERRIDES=dict, OUTPUT_DIR=str)
 profile = load_profile(PROFILE)
-chosen_here = {"experiment": "notebook-03", "iterations": ITERATIONS,
-               "train_tasks": TRAIN_TASKS, "eval_tasks": EVAL_TASKS, **OVERRIDES}
+sizes = {"iterations": ITERATIONS, "train_tasks": TRAIN_TASKS, "eval_tasks": EVAL_TASKS}
+sizes = {name: size for name, size in sizes.items() if size is not None}
+chosen_here = {"experiment": "notebook-03", **sizes, **OVERRIDES}
 configs = {  # an impossible value stops here, before any model is loaded
     algorithm: profile.config("tldr", "marlhf", PARADIGM, seed=SEED,
                               **{**chosen_here, "marl_algorithm": algorithm})
@@ -154,8 +164,9 @@ print(f"loss {loss:.4f}, after adding 100 to every score {shifted:.4f}")
 
 # %% [markdown]
 # > **Common mistake.** One reward model per agent, added up. On "exactly one of us should
-# > act" an additive score is as helpless as MADPO (notebook 01, section 5): two tables of
-# > two numbers, four pairs, and the loss does not move. A joint score has no trouble:
+# > act" an additive score is as helpless as MADPO (notebook 01, section 5): with two
+# > tables of two numbers the loss on the four pairs cannot get below $\log 2$. A joint
+# > score has no trouble:
 
 # %%
 calls = tensor([[0, 0], [0, 1], [1, 0], [1, 1]])  # joint actions of agents 0 and 1
@@ -186,8 +197,10 @@ print(f"additive {additive:.4f} (log 2 = {math.log(2):.4f}), joint {joint:.4f}")
 #
 # A learned reward is an estimate. Take a game with $6\times6$ joint answers of random
 # worth, draw pairs of answers, label them with the oracle, fit one score per answer. With
-# few pairs many answers have never been compared. Two numbers matter: how often the
-# model orders a *fresh* pair correctly, and how good the answer is that it likes best.
+# few pairs many answers have never been compared. Two numbers matter: how often the model
+# orders two answers correctly, over all 630 pairs of different answers (the fitted ones
+# are among them, and equal scores count as wrong); and how good the answer is that it
+# likes best.
 
 
 # %%
@@ -225,6 +238,10 @@ for count, _ in itertools.product(counts, range(TOY_REPEATS)):
 print("pairs, accuracy on all pairs:",
       {count: round(sum(accuracy[count]) / TOY_REPEATS, 3) for count in counts})
 
+# %% [markdown]
+# How many pairs does the left panel need to look good, and how far is the favourite from
+# the best answer there?
+
 # %%
 figure, panels = plt.subplots(1, 2, figsize=(9.5, 3.5), layout="constrained")
 curves = ((panels[0], accuracy, "accuracy on all pairs", "-"),
@@ -253,21 +270,33 @@ display(Markdown(f"*Means over {TOY_REPEATS} random games; bands are 95 % bootst
                  f"{'; '.join(ends)}.*"))
 
 # %% [markdown]
-# The favourite is a poor choice long after the accuracy looks fine: the maximum picks out
-# an answer that the model *over*rates. And pairs help only where they compare something:
-# that is why MAPL collects new ones from the present team.
+# The favourite stays short of the best answer even where most pairs are in order: the
+# highest of many scores is likely to belong to an answer that the model *over*rates. And
+# pairs help only where they compare something: that is why MAPL collects new ones from
+# the present team.
 #
 # > **Common mistake.** Evaluating with the reward model. The policy is trained to find
 # > what the model overrates; only the oracle can tell. Here every evaluation uses the
-# > oracle, and `metrics.csv` holds the learned reward beside it.
+# > oracle. (`metrics.csv` holds the learned reward beside it, as
+# > `reward_model/evaluation_reward`; section 7 says what it cannot be used for.)
 
 # %% [markdown]
 # ## 3 Eq. (5): compare with your siblings
 #
-# The policy gradient of the expected reward is
-# $\nabla J=\mathbb E[\,R\,\nabla\log\pi(a)\,]$, and subtracting any number that does not
-# depend on $a$ leaves it as it is. MAGRPO takes the mean of a group: $G$ joint answers
-# of the same team to the same task. Four answers were worth 1, 2, 3 and 6.
+# The policy gradient of the expected reward of a joint answer $a$ to what was seen, $h$,
+# is $\nabla J=\mathbb E[\,R\,\nabla\log\pi(a\mid h)\,]$, and subtracting a number $b$
+# from $R$ that does not depend on $a$ leaves it as it is. Now the team: given their
+# histories the agents answer independently, so
+#
+# $$\log\pi(a\mid h)=\sum_i\log\pi_i(a_i\mid h_i),\qquad
+# \nabla_iJ=\mathbb E\big[(R-b)\,\nabla_i\log\pi_i(a_i\mid h_i)\big].$$
+#
+# $\nabla_i$, the gradient by agent $i$'s own weights, keeps one term of the sum: its own
+# answer, weighted with what the *team* got. No agent needs another's weights or answers,
+# only the number $R-b$, the advantage. (With several turns, sum over them.)
+#
+# For $b$ MAGRPO takes the mean of a group: $G$ joint answers of the same team to the same
+# task, *siblings* below. Four siblings were worth 1, 2, 3 and 6.
 
 # %%
 returns = [1.0, 2.0, 3.0, 6.0]
@@ -349,7 +378,7 @@ print("sum of the pulls on agent 1's one text:", gradient[0, :, 1, 0].sum().item
 # %% [markdown]
 # Agent 1's four pulls add up to zero on one and the same text: who does not vary,
 # learns nothing. That is credit assignment as far as it goes in Eq. (5): an agent is
-# praised for its sibling's work, but on average only its own changes count.
+# praised for its teammate's work, but on average only its own changes count.
 #
 # The *value* of this loss says nothing: it is not a distance to anything. In the ratio
 # form (`clip_ratio`) it even starts at exactly 0, with a gradient that is not:
@@ -364,20 +393,28 @@ torch.testing.assert_close(ratio_gradient, gradient)
 
 # %% [markdown]
 # ### Two honest warnings
-# *Sampling.* Eq. (5) is unbiased for answers of the policy itself. At a temperature
-# below 1, or with top-p, the sampler is another policy, sharper than the one that is
-# trained. How much sharper is logged as the mean difference of the two log-probabilities.
-# For a token with the three logits above:
+# *Sampling.* Eq. (5) is unbiased for answers of the policy itself. At a temperature below
+# 1, or with top-p, the sampler is another policy, sharper than the one that is trained.
+# `train/sampler_gap` logs the effect of the temperature: the mean of $\log\pi$ at $T=1$
+# minus $\log\pi$ at the sampling $T$, in nats a response, over the first batch of each
+# pass. It is 0 at $T=1$ and below 0 where the sampler is sharper; what top-p cuts off it
+# does not see. For one token with the three logits above:
 
 # %%
 warm, sharp = logits.detach().log_softmax(0), (logits.detach() / 0.5).log_softmax(0)
-gap = (sharp.exp() * (sharp - warm)).sum()
-print(f"temperature 0.5: sampler minus policy {gap:+.4f} nats a token on average")
+gap = (sharp.exp() * (warm - sharp)).sum()
+print(f"temperature 0.5: policy minus sampler {gap:+.4f} nats on average")
 
 # %% [markdown]
-# *The leash.* With `kl_coef` > 0 the KL to the reference is added, as the exact KL of
-# the next-token distributions. Estimates from samples serve for measuring. The
-# direction counts: $p$ is the policy that draws.
+# *The leash.* With `kl_coef` > 0 a KL to the reference is added: at each token of an
+# answer the exact KL of the two next-token distributions, summed up. Its gradient leaves
+# something out, as usual: an early token also decides which prefixes come later, and so
+# how large *their* KL is; for that it is not charged.
+#
+# Estimates from samples serve for measuring. The one called k3 is
+# $\frac{\pi_{ref}}{\pi}-1-\log\frac{\pi_{ref}}{\pi}$ on a sample of $\pi$: never
+# negative, and right on average. The direction counts: below, $p$ is the policy that
+# draws, $q$ the reference. Which of the two KLs does k3 give?
 
 # %%
 p, q = tensor([0.6, 0.3, 0.1]), tensor([0.2, 0.3, 0.5])
@@ -408,8 +445,9 @@ loss, metrics = actor_critic_loss(flat, values, rewards, value_coef=0.6)
 torch.testing.assert_close(loss, tensor(policy_part + 0.6 * critic_part))
 
 # %% [markdown]
-# With two turns the target of the first value is the reward so far plus the *next*
-# value: one-step temporal differences. Rewards 0 then 1, values 0.2 and 0.7:
+# With two turns the target of a value is this turn's reward plus the discount times the
+# *next* turn's value, which is 0 after the last turn: one-step temporal differences.
+# Rewards 0 then 1, values 0.2 and 0.7, discount 1:
 
 # %%
 targets = [0.0 + 0.7, 1.0 + 0.0]  # no value after the last turn
@@ -487,6 +525,9 @@ model = RewardModel(team.domain, tasks, base, Stream(SEED, "notebook 03/reward m
 shared, parts = model.item(pairs[0].winner)
 print(base.tokenizer.decode(shared)[:300], "...\n", base.tokenizer.decode(parts)[:400])
 
+# %% [markdown]
+# The fit. Compare the two accuracies, and see from how many pairs each one comes.
+
 # %%
 report = fit_reward_model(
     model, fitted, Stream(SEED, "notebook 03/order"), held_out=held_out,
@@ -496,9 +537,10 @@ report = fit_reward_model(
 print(report)
 
 # %% [markdown]
-# The held-out number is the one to believe, with its count of pairs beside it. More
-# telling: all answers to posts the model has *not* been fitted on. Within each post, does
-# the learned score rise with the oracle's return?
+# The held-out accuracy is of posts that the model has not been fitted on, but of few
+# pairs, and of selected ones: their winners are the best of their post, like those of the
+# fitted pairs. More telling: *all* answers to fresh posts. Within each post, how often
+# does the learned score order two of them like the oracle?
 
 # %%
 fresh = team.policy.sample(team.eval_tasks, m, Stream(SEED, "notebook 03/fresh"))
@@ -514,6 +556,10 @@ for group, learned in zip(fresh, scores):
 agreement = right / max(compared, 1)
 print(f"{compared} pairs of answers to {len(fresh)} fresh posts: "
       f"agreement {agreement:.3f}")
+
+# %% [markdown]
+# One dot an answer, scores less their post's mean. Does the cloud rise to the right, and
+# which poor answers does the model like?
 
 # %%
 figure, axes = plt.subplots(figsize=(5.2, 3.8), layout="constrained")
@@ -533,16 +579,18 @@ display(Markdown(
 model.close()  # its adapter leaves the base; the next iteration starts afresh
 
 # %% [markdown]
-# > **Common mistake.** Reading the accuracy on the pairs that were fitted. Top-k
-# > selection makes them easy pairs, too: their winners are the best answers there are.
+# > **Common mistake.** Reading the accuracy on the pairs that were fitted, or trusting
+# > the held-out one to the second digit. Both are of pairs whose winner is among the best
+# > answers there are; two ordinary answers, which the team has to tell apart while it
+# > practises, are another question. To check, order fresh answers, as above.
 
 # %% [markdown]
 # ## 6 One group, looked at
 #
 # $G$ joint answers to each post, with the oracle's returns as rewards. A group without
 # any difference teaches nothing: how many are there? Of the others, the widest: which of
-# its answers is made more likely? `magrpo_loss` gives each log-probability's derivative,
-# and `JointPolicy.backward` carries it into the agents' adapters.
+# its answers would be made more likely? Here we only look. A training step would take the
+# derivative of this loss by every log-probability and carry it into the agents' adapters.
 
 # %%
 groups = team.policy.sample(team.train_tasks, config.num_generations,
@@ -563,9 +611,20 @@ for trajectory, value, logprob in zip(
 # %% [markdown]
 # ## 7 The whole run, three ways
 #
-# `run_mapl` with MAGRPO, CoLLM-CC and CoLLM-DC as the RL inside MARLHF. Left: the
-# oracle's score. Right: the reward model's own opinion of the evaluation answers. If the
-# right panel rises while the left one falls, the team has learnt to please its judge.
+# `run_mapl` with MAGRPO, CoLLM-CC and CoLLM-DC as the RL inside MARLHF. Left, on the plot
+# below: the oracle's score. Right: `train/oracle_agreement`, how often the reward model
+# and the oracle order two answers of one group alike, over the groups that an iteration
+# practises on. (The update of MAGRPO logs it, those of the actor-critics do not.) One
+# half is a coin toss: the nearer the line comes to it, the less the practice has to do
+# with what the oracle pays for.
+#
+# Why not plot the learned reward itself? `metrics.csv` has it, of the training groups
+# (`train/reward`) and of the evaluation answers (`reward_model/evaluation_reward`). But
+# every iteration fits a new model from scratch, and the level of a fit is free
+# (section 1). Values of two iterations come from two scales: a rise from one to the next
+# shows nothing. Agreement compares within one group and one model, so the level cancels.
+#
+# The pocket profile keeps the leash of section 3 on (`kl_coef` is above 0).
 
 # %%
 runs = {}
@@ -574,6 +633,11 @@ for algorithm, config in configs.items():
     accuracy = runs[algorithm].final("reward_model/held_out_accuracy")
     print(f"{algorithm:>9}: score {runs[algorithm].final('score'):.3f}, last reward "
           f"model's held-out accuracy {accuracy:.2f}")
+
+
+# %% [markdown]
+# Do the lines on the left differ by more than their bands? Does agreement hold on the
+# right, while the team moves away from the answers it began with?
 
 
 # %%
@@ -589,42 +653,56 @@ def score_curve(run):
 
 # %%
 figure, panels = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
-ink, summary = figures.COLOURS["marlhf"], []
+ink, summary, judged = figures.COLOURS["marlhf"], [], []
+panels[1].axhline(0.5, color="0.75", linewidth=0.8)
 for (algorithm, run), line in zip(runs.items(), ("-", "--", ":")):
     steps, bounds = score_curve(run)
     panels[0].plot(steps, [b.mean for b in bounds], line, marker="o", color=ink,
                    label=algorithm)
     panels[0].fill_between(steps, [b.low for b in bounds], [b.high for b in bounds],
                            color=ink, alpha=0.1, linewidth=0)
-    learned = [(row.env_steps, row.value) for row in run.metrics
-               if row.metric == "reward_model/evaluation_reward"]
-    panels[1].plot(*zip(*learned), line, marker="o", color=ink)
+    alike = [(row.env_steps, row.value) for row in run.metrics
+             if row.metric == "train/oracle_agreement"]  # none for the actor-critics
+    if alike:
+        panels[1].plot(*zip(*alike), line, marker="o", color=ink)
+        judged.append(f"{algorithm} {', '.join(f'{y:.2f}' for _, y in alike)}")
     summary.append(f"{algorithm} {bounds[0].mean:.3f} to {bounds[-1].mean:.3f}")
+judged = "; ".join(judged) or "not logged by these algorithms"
 panels[0].set(ylabel="TLDR score (oracle)", xlabel="joint responses trained on")
 panels[0].legend(frameon=False)
-panels[1].set(ylabel="learned reward of the same answers",
-              xlabel="joint responses trained on", xlim=panels[0].get_xlim())
+panels[1].set(ylabel="agreement with the oracle", xlabel="joint responses trained on",
+              xlim=panels[0].get_xlim(), ylim=(0, 1))
 figure.suptitle(f"MARLHF {PARADIGM}, {PROFILE}, {config.eval_tasks} posts, 1 seed")
-show_figure(figure, "03_algorithms", f"Score over training: {'; '.join(summary)}.",
-            folder)
+show_figure(figure, "03_algorithms",
+            f"Left, score over training: {'; '.join(summary)}. Right, agreement of "
+            f"learned reward and oracle by iteration: {judged}.", folder)
+
+# %% [markdown]
+# The same in numbers, with what the bands are:
 
 # %%
 display(Markdown(
     f"*Profile {PROFILE}, {config.train_tasks} training and {config.eval_tasks} "
     f"evaluation posts, one seed; bands are 95 % bootstrap intervals over posts and "
-    f"say nothing about another run. Every iteration has its own reward model, so the "
-    f"right panel's level may jump. Score from the untrained team to the last "
-    f"iteration: {'; '.join(summary)}.*"))
+    f"say nothing about another run. Score from the untrained team to the last "
+    f"iteration: {'; '.join(summary)}. Agreement, by iteration, over pairs of training "
+    f"answers to one post whose oracle rewards differ (grey: a coin toss): {judged}.*"))
+
+# %% [markdown]
+# > **Common mistake.** Taking agreement for a proof of health. It counts ordinary pairs;
+# > one kind of answer that the model overrates is enough to lead the team astray
+# > (section 2). The left panel decides.
 
 # %% [markdown]
 # ## What to take along
 #
 # - The reward model scores joint histories; only differences within a task mean
 #   anything, and its error is largest where nothing was compared.
-# - Eq. (5) is the policy gradient with siblings as the baseline, up to $1-\frac1G$.
+# - Eq. (5) is the policy gradient with siblings as the baseline, up to $1-\frac1G$; an
+#   agent's share of it needs only its own log-probabilities.
 # - Same advantage for all agents; who does not vary, learns nothing.
 # - Critics trade samples for a second thing that must be learnt.
-# - Evaluate with the oracle only.
+# - Evaluate with the oracle only; learned rewards of two iterations have no common scale.
 #
 # ## Exercises
 #
@@ -636,7 +714,7 @@ display(Markdown(
 # 3. Plot section 2 again with noisy labels: flip one in five. How many pairs make up for
 #    it?
 # 4. In `gradient_noise`, at which critic error are siblings and critic equally noisy?
-# 5. Run section 7 with `ALGORITHMS = ["magrpo"]` and two seeds. Is the difference between
-#    the seeds smaller than the one between algorithms? What may you conclude?
+# 5. Run section 7 with `ALGORITHMS = ["magrpo"]` and another seed. How far apart are two
+#    seeds of one algorithm, against the algorithms on your plot? What may you conclude?
 #
 # Solutions: [solutions/03_marlhf_solutions.ipynb](solutions/03_marlhf_solutions.ipynb).

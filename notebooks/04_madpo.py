@@ -15,15 +15,18 @@
 # %% [markdown]
 # # 04 MADPO
 #
-# From "prefer this team's answer to that one's" straight to the agents' weights: one
-# logistic on a sum, and how to read what it does.
+# Multi-agent direct preference optimisation (MADPO): from "prefer this team's answer to
+# that one's" straight to the agents' weights. One logistic on a sum, and how to read what
+# it does.
 #
 # **After it you can** derive MADPO's loss, compute it by hand, say how its pull is
 # shared among agents, read its margins and rewards, choose a reference, and train a
 # team with it.
 #
-# **It needs** notebook 01 (why the KL factorises, what a product cannot express). The
-# last two sections train a model: the pocket model on any laptop.
+# **It needs** notebooks 01 (why the KL factorises, what a product cannot express) and 02
+# (where pairs come from). The last two sections train a model: the pocket model on any
+# laptop. A paradigm is called (agents)-(comparator): in Dec-Dec both are decentralised,
+# in Cen-Cen both centralised, in Dec-Cen only the comparator is.
 #
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/mapl-notebooks/blob/main/notebooks/04_madpo.ipynb)
 #
@@ -74,6 +77,7 @@ from mapl_core.annotators import oracle
 from mapl_core.buffers import label_pairs, select_pairs
 from mapl_core.intervals import bootstrap_interval
 from mapl_core.losses import madpo_loss
+from mapl_core.models import dtype_for
 from mapl_core.notebook import check_parameters, show_figure
 from mapl_core.profiles import load_profile
 from mapl_core.seeding import Stream
@@ -81,9 +85,10 @@ from mapl_core.train import build_team, run_mapl
 from mapl_core.updates import TeamOptimizer, update_madpo
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
+dtype = dtype_for(torch.cuda.get_device_capability() if device == "cuda" else None)
 print(f"python {sys.version.split()[0]}, mapl_core {mapl_core.__version__}, "
       f"torch {torch.__version__}, transformers {transformers.__version__}; "
-      f"device {device}, losses in float32")
+      f"device {device}, model weights {dtype}")
 
 # %% tags=["parameters"]
 PROFILE = "pocket"  # scale of the training sections: pocket, small or paper
@@ -91,20 +96,21 @@ PARADIGM = "dec-dec"  # dec-dec, cen-cen or dec-cen
 SEED = 0  # seed of every random draw
 BETA = 0.1  # strength of the pull to the reference, in units of reward
 REFERENCES = ["base", "previous", "none"]  # reference policies to compare in section 8
-ITERATIONS = 4  # MAPL iterations of each run
-TRAIN_TASKS = 32  # training posts
-EVAL_TASKS = 16  # evaluation posts
+ITERATIONS = 4  # MAPL iterations of each run; None: as many as the profile says
+TRAIN_TASKS = 64  # training posts; None: as many as the profile says
+EVAL_TASKS = 16  # evaluation posts; None: as many as the profile says
 OVERRIDES = {}  # further values that replace the profile's, such as {"eval_samples": 4}
 OUTPUT_DIR = ""  # folder for figures and runs; empty: a temporary one
 
 # %%
 check_parameters(
     globals(), PROFILE=str, PARADIGM=str, SEED=int, BETA=float, REFERENCES=list[str],
-    ITERATIONS=int, TRAIN_TASKS=int, EVAL_TASKS=int, OVERRIDES=dict,
-    OUTPUT_DIR=str)
+    ITERATIONS=int | None, TRAIN_TASKS=int | None, EVAL_TASKS=int | None,
+    OVERRIDES=dict, OUTPUT_DIR=str)
 profile = load_profile(PROFILE)
-chosen_here = {"experiment": "notebook-04", "beta": BETA, "iterations": ITERATIONS,
-               "train_tasks": TRAIN_TASKS, "eval_tasks": EVAL_TASKS, **OVERRIDES}
+sizes = {"iterations": ITERATIONS, "train_tasks": TRAIN_TASKS, "eval_tasks": EVAL_TASKS}
+sizes = {name: size for name, size in sizes.items() if size is not None}
+chosen_here = {"experiment": "notebook-04", "beta": BETA, **sizes, **OVERRIDES}
 configs = {  # an impossible value stops here, before any model is loaded
     reference: profile.config("tldr", "madpo", PARADIGM, seed=SEED,
                               **{**chosen_here, "reference": reference})
@@ -163,11 +169,20 @@ print("difference of answers 2 and 0:", round(implicit[2] - implicit[0], 6),
 # {\pi_{ref,i}(a_{i,t}\mid h_{i,t})},\qquad
 # \ell=-\log\sigma\big(\beta\,[\delta(\mathbf h^w)-\delta(\mathbf h^l)]\big).$$
 #
+# MADPO always uses this loss, but the derivation behind it has two conditions. *One turn,
+# or no chance between turns*: $p_{ref}\,e^{R/\beta}/Z$ is a law over whole histories, and
+# where the environment draws something in between, no policy can choose that law. So it
+# is exact for $H=1$ or deterministic dynamics. *A return that is a sum over agents*: a
+# product of local policies can reach that law only if $R$ is such a sum, even for $H=1$.
+# Section 6 shows what happens otherwise; one policy for all (Cen) has no such trouble.
+#
 # ## 2 The loss, by hand
 #
-# Log-probabilities are tensors of (pairs, agents, turns). Two pairs, two agents, one
-# turn. In the first pair agent 0 moved towards its part of the winner, and agent 1 a
-# little away from it.
+# Log-probabilities are tensors of (pairs, agents, turns). Agent $i$'s **edge** $d_i$ is
+# its own log-ratio on the winner minus that on the loser; the loss is
+# $-\log\sigma(\beta\sum_id_i)$. The module's `margin` is $\beta\sum_id_i$ for the team
+# and $\beta d_i$ for one agent. Two pairs, two agents, one turn. In the first pair agent
+# 0 moved towards its part of the winner, and agent 1 a little away from it.
 
 # %%
 policy_winner = tensor([[[-10.0], [-21.0]], [[-12.0], [-20.0]]])
@@ -177,10 +192,14 @@ reference_loser = tensor([[[-14.0], [-30.5]], [[-14.0], [-25.0]]])
 
 toward_winner = [-10 - -12, -21 - -20.5]  # 2.0 and -0.5
 toward_loser = [-15 - -14, -30 - -30.5]  # -1.0 and 0.5
-margins = [up - down for up, down in zip(toward_winner, toward_loser)]
-first = math.log(1 + math.exp(-0.1 * sum(margins)))
+edges = [up - down for up, down in zip(toward_winner, toward_loser)]
+first = math.log(1 + math.exp(-0.1 * sum(edges)))
 second = math.log(2)  # policy and reference agree: nothing learnt yet
-print("margins", margins, "losses", round(first, 5), round(second, 5))
+print("edges", edges, "losses", round(first, 5), round(second, 5))
+
+# %% [markdown]
+# The module on the same numbers. Find $\beta d_0$ and $\beta d_1$ among its metrics; all
+# are means over the two pairs, so they are halved.
 
 # %%
 sides = policy_winner, policy_loser, reference_winner, reference_loser
@@ -190,9 +209,9 @@ for name, value in metrics.items():
     print(f"{name:>24} {value:+.3f}")
 
 # %% [markdown]
-# Margins (3, -1) again, the numbers of notebook 01: loss 0.59814. The whole function is
-# one line of mathematics. Is the following draft the module's, on random numbers, for
-# three agents and two turns?
+# Edges (3, -1) in the first pair, the numbers of notebook 01: loss 0.59814. The whole
+# function is one line of mathematics. Is the following draft the module's, on random
+# numbers, for three agents and two turns?
 
 
 # %%
@@ -209,9 +228,11 @@ one_agent = random_sides[:, :, :1, :1]
 print(f"n = 1, H = 1 is ordinary DPO: {madpo_loss(*one_agent, beta=0.3)[0]:.5f}")
 
 # %% [markdown]
-# **At the first step policy and reference agree.** Then every margin is 0, and the loss
-# is $\log 2$ whatever the data. If a run does not begin at 0.6931, something is wrong:
-# dropout that is on, another prompt, a reference that is not the base.
+# **At the first step policy and reference agree.** Then every edge is 0, and the loss is
+# $\log 2$ whatever the data. This holds for the first batch of the first iteration of a
+# run with a reference: if *that* is not 0.6931, something is wrong, such as dropout that
+# is on, another prompt, or a reference that is not the base. (Do not look for it in
+# `metrics.csv`: `train/loss` is the mean over all batches of an iteration.)
 
 # %%
 same = madpo_loss(policy_winner, policy_loser, policy_winner, policy_loser)[0]
@@ -221,17 +242,20 @@ assert math.isclose(same.item(), math.log(2), rel_tol=1e-6)
 # %% [markdown]
 # ## 3 One pull for the whole team
 #
-# What does a pair do to each agent? The derivative of the loss by agent $i$'s margin is
-# $-\beta\,\sigma(-\text{margin of the team})$: the *same number for everybody*. Below,
-# agent 1 knows nothing about the pair (margin 0), agent 0 more and more.
+# What does a pair do to each agent? The derivative of the loss by agent $i$'s edge is
+#
+# $$\frac{\partial\ell}{\partial d_i}=-\beta\,\sigma\Big(-\beta\sum_jd_j\Big),$$
+#
+# the *same number for everybody*. Its negative is the pull. Below, agent 1 knows nothing
+# about the pair (edge 0), agent 0 more and more.
 
 # %%
 for known in (0.0, 10.0, 30.0, 60.0):
-    margin = tensor([[[known], [0.0]]]).requires_grad_()
+    edges = tensor([[[known], [0.0]]]).requires_grad_()
     zero = torch.zeros(1, 2, 1)
-    loss, _ = madpo_loss(margin, zero, zero, zero, beta=0.1)
-    pull = -torch.autograd.grad(loss, margin)[0].flatten()
-    print(f"agent 0's margin {known:4.0f}: pull on agent 0 {pull[0]:.5f}, "
+    loss, _ = madpo_loss(edges, zero, zero, zero, beta=0.1)
+    pull = -torch.autograd.grad(loss, edges)[0].flatten()
+    print(f"agent 0's edge {known:4.0f}: pull on agent 0 {pull[0]:.5f}, "
           f"on agent 1 {pull[1]:.5f}")
     assert math.isclose(pull[1], 0.1 / (1 + math.exp(0.1 * known)), rel_tol=1e-5)
 
@@ -252,10 +276,9 @@ print("gradient by the log-probability of the shared text:",
       torch.autograd.grad(loss, logprob)[0].item())
 
 # %% [markdown]
-# > **Common mistake.** Updating agent 0 first, and agent 1 with the margins that
-# > result. All pulls must come from the same margins, before anybody moves: else the
-# > outcome depends on the order of the agents. (`update_madpo` takes them in one
-# > derivative.)
+# > **Common mistake.** Updating agent 0 first, and agent 1 with the edges that result.
+# > All pulls must come from the same edges, before anybody moves: else the outcome
+# > depends on the order of the agents. (`update_madpo` takes them in one derivative.)
 
 # %% [markdown]
 # ## 4 Both rewards may fall
@@ -306,6 +329,9 @@ show_figure(
     f"Right: the third answer's probability rises to {log['third answer'][-1]:.2f}.",
     folder)
 
+# %% [markdown]
+# The end of the run in numbers:
+
 # %%
 display(Markdown(
     f"*One exact run, no band. Accuracy is {log['accuracy'][-1]:.0f} after the first "
@@ -339,8 +365,11 @@ assert math.isclose(metrics["margin"], 0.1 * 20 * math.log(2), rel_tol=1e-5)
 
 # %% [markdown]
 # Without a reference a short winner looks learnt already, so its pair pulls less; if the
-# *loser* is the short one the pair pulls harder. Pairs of equal length are not affected:
-# the constant cancels, as it would with a uniform reference.
+# *loser* is the short one the pair pulls harder. In this example two answers of equal
+# length have the same probability under the reference, so there nothing would change. A
+# real reference tells them apart: what is no longer subtracted from the margin is
+# $\beta\,[\log\pi_{ref}(w)-\log\pi_{ref}(l)]$, a number of its own for every pair of
+# winner $w$ and loser $l$.
 #
 # `length_normalize` divides each response by its length. On the same pair, after the
 # policy has moved each token of the winner by +0.1 and of the loser by -0.1:
@@ -367,16 +396,16 @@ for name, extra in (("sum", {}), ("mean per token", lengths)):
 #
 # Two agents, "exactly one of us should call", four balanced pairs: notebook 01 shows why
 # the loss cannot fall below $\log 2$. Here is the whole argument with this notebook's
-# tensors: sum the four margins.
+# tensors: take each pair's sum of edges, and add up the four. (The reference is left out:
+# one that calls half of the time would cancel.)
 
 # %%
 calls = tensor([[0, 0], [0, 1], [1, 0], [1, 1]])  # joint actions of agents 0 and 1
 winners, losers = tensor([1, 1, 2, 2]), tensor([0, 3, 0, 3])
 logits = torch.randn(2, generator=generator) * 3  # any team
 logprobs = F.logsigmoid(logits * (2 * calls - 1))[..., None]  # (joint actions, 2, 1)
-margins = (logprobs[winners] - logprobs[losers]).sum(dim=(1, 2))
-print("margins", [round(m, 3) for m in margins.tolist()],
-      f"sum {margins.sum().abs():.0e}; loss "
+sums = (logprobs[winners] - logprobs[losers]).sum(dim=(1, 2))  # of both agents' edges
+print("pairs", [round(d, 3) for d in sums.tolist()], f"together {sums.sum():.0e}; loss "
       f"{madpo_loss(logprobs[winners], logprobs[losers])[0]:.4f} >= {math.log(2):.4f}")
 
 # %% [markdown]
@@ -504,12 +533,14 @@ for reference, run in runs.items():
 #
 # - The loss is one logistic on a sum over agents and turns; it starts at $\log 2$.
 # - All agents feel the same pull, which fades when the *team* separates the pair.
+# - The derivation asks for one turn (or no chance in between) and, for local policies, a
+#   return that is a sum over agents.
 # - Margin and accuracy can rise while winners get less likely.
 # - The reference decides what is charged; lengths decide how much a pair weighs.
 #
 # ## Exercises
 #
-# 1. By hand: margins (5, 5) and (20, -10) with beta 0.1. Which pair pulls agent 1 harder?
+# 1. By hand: edges (5, 5) and (20, -10) with beta 0.1. Which pair pulls agent 1 harder?
 # 2. Set `label_smoothing=0.1` in section 3's loop. At which team margin does the pull
 #    vanish, and what does it do beyond?
 # 3. Give the third answer of section 4 the features (0.5, -3.0). What changes, and why?

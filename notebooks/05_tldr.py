@@ -25,6 +25,12 @@
 # **It needs** 04_madpo or 03_marlhf for the methods. It is also the job that
 # `./reproduce.sh` runs for every TLDR row of Table 1.
 #
+# The names: MADPO is multi-agent direct preference optimisation, MARLHF multi-agent
+# reinforcement learning from human feedback. MAGRPO (multi-agent GRPO, group relative
+# policy optimisation), CoLLM-CC and CoLLM-DC (collaborative-LLM actor-critics with a
+# centralised critic, with decentralised critics) learn from the oracle's reward itself. A
+# paradigm is (agents)-(comparator), each decentralised, Dec, or centralised, Cen.
+#
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/mapl-notebooks/blob/main/notebooks/05_tldr.ipynb)
 #
 # | machine | minutes | memory | date |
@@ -67,6 +73,7 @@ from IPython.display import Markdown, display
 
 import mapl_core
 from mapl_core.domains import get_domain
+from mapl_core.models import dtype_for
 from mapl_core.notebook import check_parameters, show_figure
 from mapl_core.profiles import load_profile
 from mapl_core.rewards import tldr_reward
@@ -74,9 +81,11 @@ from mapl_core.rewards.tldr import measure
 from mapl_core.seeding import Stream
 from mapl_core.train import build_team, evaluate, run_mapl
 
+device = "cuda" if torch.cuda.is_available() else "cpu"
+dtype = dtype_for(torch.cuda.get_device_capability() if device == "cuda" else None)
 print(f"python {sys.version.split()[0]}, mapl_core {mapl_core.__version__}, "
       f"torch {torch.__version__}, transformers {transformers.__version__}; "
-      f"device {'cuda' if torch.cuda.is_available() else 'cpu'}")
+      f"device {device}, model weights {dtype}")
 
 # %% tags=["parameters"]
 PROFILE = "pocket"  # pocket (any laptop), small (a real model) or paper (a GPU)
@@ -99,8 +108,10 @@ print(f"{config.method} {config.paradigm}, seed {config.seed}, models "
 # %% [markdown]
 # ## 1 The task
 #
-# A post, and two roles. Look at what agent 1 is *not* told: nothing about agent 0's
-# text, about lengths, or about shared words. Whatever the team agrees on, it must learn.
+# A post, and two roles. Agent 1 is asked for a long text with linking words. Look at what
+# it is *not* told: agent 0's text, how many *times* as long its own should be, how many
+# kinds of linking words count, and that words shared with agent 0 pay. All this the team
+# must learn.
 
 # %%
 domain = get_domain("tldr")
@@ -121,8 +132,16 @@ assert domain.split_joint(joint) == ["the short part", "the long part"]
 # ## 2 The oracle reward, by hand
 #
 # Five parts, at most 3.0 (paper, appendix C.3). The first three are stages: each must
-# earn something before the next is looked at. Take two short texts and compute the
-# first three yourself.
+# earn something before the next is looked at.
+#
+# - *structure*: 0.5 if both texts have 8 to 256 words;
+# - *length*: the ratio of the lengths in characters, agent 1's over agent 0's. It earns 0
+#   up to 1.1, rising to 1 at 1.6, all of it up to 3.2, falling to 0 at 5.0;
+# - *unique*: the ratio of the numbers of different words. It earns 0 up to 1.3, rising to
+#   the full 0.5 from 2.0 on.
+#
+# Take two short texts and compute the first three yourself. The second one is a little
+# too long: what does that cost?
 
 # %%
 short = "anna lost her green bag on the train and wants it back"
@@ -132,14 +151,16 @@ detailed = ("anna was tired after a long day , however she took the late train h
 length_ratio = len(detailed) / len(short)
 unique = [len(set(text.replace(",", "").replace(".", "").replace(":", "")
                   .replace("?", "").split())) for text in (short, detailed)]
-print(f"words {len(short.split())} and {len(detailed.split())} (8 to 256 each: +0.5)")
-print(f"length ratio {length_ratio:.2f} (full marks from 1.6 to 3.2: +1.0)")
-print(f"unique-word ratio {unique[1] / unique[0]:.2f} (full marks from 2.0: +0.5)")
+length_value = (5.0 - length_ratio) / (5.0 - 3.2)  # on the falling side
+print(f"words {len(short.split())} and {len(detailed.split())}: +0.5")
+print(f"length ratio {length_ratio:.2f}, above 3.2: +{length_value:.3f} of 1.0")
+print(f"unique-word ratio {unique[1] / unique[0]:.2f}, above 2.0: +0.5")
 
 # %% [markdown]
 # The other two: *style*, the overlap of the two vocabularies without stop words, and
 # *coherence*, how many of twelve kinds of transition words the detailed text uses. Here
-# it uses three: "however" (contrast), "because" and "as a result" (cause: one kind).
+# it uses three phrases of two kinds: "however" (contrast), "because" and "as a result"
+# (both cause and effect).
 
 # %%
 reward = tldr_reward([short, detailed], task)
@@ -147,6 +168,7 @@ measured = measure([short, detailed])
 assert abs(measured.length_ratio - length_ratio) < 1e-9
 assert abs(measured.unique_ratio - unique[1] / unique[0]) < 1e-9
 assert measured.transitions == 2
+assert abs(reward.parts["length"] - length_value) < 1e-9
 assert abs(sum(reward.parts.values()) - reward.total) < 1e-9
 print(f"total {reward.total:.3f} of 3: "
       + ", ".join(f"{name} {value:.3f}" for name, value in reward.parts.items()))
@@ -160,7 +182,9 @@ print(f"total {reward.total:.3f} of 3: "
 # ## 3 The untrained team
 #
 # A few evaluation posts, four joint answers each. Which part of the reward is lost most
-# often? That is what the preferences will teach.
+# often? That is what the preferences will teach. Read the last column from the top: an
+# answer with nothing in one of the first three parts has nothing in all parts below it
+# either, as the oracle stops there.
 
 # %%
 few = {**OVERRIDES, "eval_tasks": LOOK_TASKS}
@@ -203,7 +227,7 @@ scores.rename("score").to_frame().round(3).T
 # ## 5 What changed
 #
 # Left: the score after each iteration. Right: the parts of the reward before and after.
-# Which part grew first, and which is still missing?
+# Which part grew most, and which is still missing?
 
 # %%
 last = int(evaluation.iteration.max())
@@ -250,8 +274,9 @@ for iteration in (str(0), str(last)):
 # ## 6 How it got there
 #
 # The numbers behind the curve: ties (comparisons that taught nothing), how often the
-# agents beat their comparator, and the method's own figures. An empty table is right
-# for the untrained team.
+# winner of a *kept* pair was the agents' (`preferences/agent_wins`; pairs that were not
+# selected do not count), and the method's own figures. An empty table is right for the
+# untrained team.
 
 # %%
 own = curve[curve.metric.str.match(r"(preferences|train|reward_model)/")]
@@ -264,6 +289,7 @@ own.pivot_table(index="metric", columns="iteration", values="value").round(3)
 #    would an oracle need so that it could not be fooled?
 # 2. Run this notebook with `METHOD = "marlhf"` and compare `r` (length ratio) in
 #    `evaluation.csv` with MADPO's. Which method overshoots, and why?
-# 3. Set `OVERRIDES = {"reference": "none"}` under MADPO. What happens to the lengths?
+# 3. Set `OVERRIDES = {"reference": "none"}` under MADPO. What happens to the lengths
+#    (`length/agent0` and `length/agent1` in `metrics.csv`, in tokens)?
 #
 # Solutions: notebooks/solutions/05_tldr_solutions.ipynb

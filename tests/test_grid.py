@@ -35,6 +35,26 @@ def test_the_default_is_every_row_of_table1_with_one_seed():
     assert len(jobs) == 8  # table1 and figure2 share them
 
 
+def test_a_profile_says_what_runs_unless_the_command_line_does():
+    small = {"methods": ["untrained", "madpo"], "paradigms": ["dec-dec"]}
+    names = {job.name.removesuffix("-seed0") for job in parse([]).with_defaults(small).jobs}
+    assert names == {"tldr-untrained-dec-dec", "tldr-madpo-dec-dec"}
+    asked = parse(["--methods", "marlhf"]).with_defaults(small)
+    assert [job.name for job in asked.jobs] == ["tldr-marlhf-dec-dec-seed0"]
+    asked = parse(["--paradigms", "dec-cen"]).with_defaults(small)
+    assert [job.name for job in asked.jobs] == ["tldr-madpo-dec-cen-seed0"]
+    assert len(parse([]).with_defaults({}).jobs) == 8
+    with pytest.raises(UsageError, match="methods of the profile's grid 'dpo'"):
+        parse([]).with_defaults({"methods": ["dpo"]})
+
+
+def test_the_small_profile_trains_what_two_hours_allow():
+    from mapl_core.profiles import load_profile
+
+    jobs = parse([]).with_defaults(load_profile(ROOT / "notebooks" / "profiles" / "small.yaml").grid).jobs
+    assert {job.name for job in jobs} == {f"tldr-{method}-dec-dec-seed0" for method in ("untrained", "marlhf", "madpo")}
+
+
 def test_long_jobs_start_first():
     assert parse([]).jobs[-1] == Job("tldr", "untrained", "dec-dec", 0)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
+import papermill
 import pytest
 from stand_in import executed_copy, write_job, write_notebook
 
+from mapl_core import jobs, reproduce
 from mapl_core.jobs import DEAD_KERNEL, LOG_BYTES, check_done, check_names, judge, notebook_parameters
 from mapl_core.results import ResultError
 
@@ -143,6 +146,22 @@ def test_pm6_a_kernel_killed_by_the_last_cell_is_located_too(job: Path, notebook
 def test_rl10_an_out_of_memory_error_names_the_same_knobs(job: Path, notebook: Path, name: str):
     stop_at(job, 4, (name, "tried to allocate"))
     assert judge(notebook, job, 1, KNOBS).endswith(f"{name}: tried to allocate; lower {', '.join(KNOBS)}")
+
+
+def test_pm8_a_kernel_that_does_not_start_and_a_cell_that_does_not_end_are_stopped(
+    tmp_path: Path, notebook: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The runner's limit reaches papermill; without one it would wait for ever."""
+    started, given = [], {}
+    monkeypatch.setattr(jobs.subprocess, "Popen", lambda command, **_: started.append(command))
+    jobs.start(notebook, tmp_path / "job", {"SEED": 1}, 1, reproduce.CELL_MINUTES)
+    monkeypatch.setattr(papermill, "execute_notebook", lambda *_, **options: given.update(options))
+    monkeypatch.setattr(jobs.threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
+    monkeypatch.setattr(jobs.signal, "signal", lambda *_: None)
+    assert jobs.main(started[0][-1]) == 0
+    assert 60 <= given["start_timeout"] <= 600  # seconds
+    assert given["execution_timeout"] == 60 * reproduce.CELL_MINUTES <= 7 * 24 * 3600
+    assert given["parameters"] == {"SEED": 1} and given["kernel_name"] == "python3"
 
 
 def test_an_error_outside_the_notebook_is_taken_from_the_log(job: Path, notebook: Path):

@@ -777,8 +777,9 @@ def test_dpo6_a_fault_in_an_empty_response_is_not_hidden_by_its_length():
 def test_dpo6_every_loss_raises_and_names_its_rows(poison):
     scores = torch.zeros(4)
     scores[[1, 3]] = poison
-    with pytest.raises(FloatingPointError, match=r"pair \[1, 3\]"):
+    with pytest.raises(FloatingPointError, match=r"pair \[1, 3\]") as caught:
         bradley_terry_loss(scores, torch.zeros(4))
+    assert caught.value.rows == [1, 3]
     with pytest.raises(FloatingPointError, match=r"return in group \[1\]"):
         group_relative_advantages(torch.tensor([[0.0, 1.0], [0.0, poison]]))
     logprobs, advantages = torch.zeros(3, 2, 1, 1), torch.ones(3, 2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import sys
 import time
 import types
 from pathlib import Path
@@ -16,9 +15,11 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from mapl_core import models
+from mapl_core import models, pocket
 from mapl_core.models import (
+    HUB_LOCK,
     LoadedModel,
+    check_model_name,
     describe,
     dtype_for,
     load_model,
@@ -27,6 +28,7 @@ from mapl_core.models import (
 )
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+OTHER_COMMIT = COMMIT[::-1]
 IDS = torch.tensor([[6, 19, 20, 15, 22, 30]])
 
 
@@ -39,6 +41,13 @@ def save(loaded: LoadedModel, folder: Path) -> Path:
 @pytest.fixture
 def folder(tiny_qwen3, tmp_path) -> Path:
     return save(tiny_qwen3(), tmp_path / "a model")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    """The cache folder of MAPL: the test's own, not the reader's. Made when it is needed."""
+    monkeypatch.setenv("MAPL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 @pytest.fixture
@@ -125,8 +134,7 @@ def test_env6_a_local_folder_loads_without_touching_the_network(folder, no_netwo
 
 def test_env6_a_pocket_model_loads_from_the_package_without_touching_the_network(folder, no_network, monkeypatch):
     asked = []
-    stub = types.SimpleNamespace(model_path=lambda domain, size: asked.append((domain, size)) or folder)
-    monkeypatch.setitem(sys.modules, "mapl_core.pocket", stub)
+    monkeypatch.setattr(pocket, "model_path", lambda domain, size: asked.append((domain, size)) or folder)
     loaded = load_model("pocket:tldr:1x")
     assert asked == [("tldr", "1x")]
     assert (loaded.name, loaded.origin) == ("pocket:tldr:1x", "pocket:tldr:1x of mapl_core")
@@ -164,6 +172,22 @@ def test_an_incomplete_folder_is_refused_within_a_second_naming_path_and_remedy(
     assert "save_pretrained" in str(caught.value)
 
 
+@pytest.mark.parametrize("damage", ["tokenizer.json", "config.json", "model.safetensors"])
+def test_a_name_is_judged_like_the_loader_does_without_reading_or_building_anything(folder, damage, monkeypatch):
+    monkeypatch.setattr(models, "_from_pretrained", lambda *_, **__: pytest.fail("something was loaded"))
+    monkeypatch.setattr(pocket, "model_path", lambda *_: pytest.fail("a pocket model was asked for"))
+    for name in (str(folder), "pocket:tldr:1x", "pocket:tldr:4x", "smollm2-135m-instruct", "org/name", "org/name@tag"):
+        check_model_name(name)
+    (folder / damage).unlink()
+    faulty = (str(folder), "pocket:tldr", "pocket:chess:1x", "pocket:tldr:9x", "gpt2", "/no/such/folder")
+    for name in faulty:
+        with pytest.raises(ValueError) as early:
+            check_model_name(name)
+        with pytest.raises(ValueError) as late:
+            load_model(name)
+        assert str(early.value) == str(late.value)
+
+
 def test_a_file_and_an_adapter_folder_are_not_models(folder):
     with pytest.raises(ValueError, match="config.json is no folder"):
         load_model(str(folder / "config.json"))
@@ -188,10 +212,16 @@ def test_missing_weights_are_an_error_not_random_numbers(folder):
 
 
 class FakeHub:
-    """from_pretrained of config, tokenizer and model, recording how each was called."""
+    """from_pretrained of config, tokenizer and model, recording how each was called.
+
+    Attributes:
+        calls: kind -> (source, keywords) of its last call.
+        head: the commit that every branch is at; a commit is itself.
+    """
 
     def __init__(self, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch):
         self.calls: dict[str, tuple[str, dict]] = {}
+        self.head = COMMIT
 
         def answer(kind, result):
             def from_pretrained(source, **keywords):
@@ -200,8 +230,13 @@ class FakeHub:
 
             return from_pretrained
 
-        config, complete = types.SimpleNamespace(_commit_hash=COMMIT), {"missing_keys": ()}
-        monkeypatch.setattr(AutoConfig, "from_pretrained", answer("config", config))
+        def config(source, **keywords):
+            self.calls["config"] = (source, keywords)
+            asked = keywords["revision"]
+            return types.SimpleNamespace(_commit_hash=asked if asked in (COMMIT, OTHER_COMMIT) else self.head)
+
+        complete = {"missing_keys": ()}
+        monkeypatch.setattr(AutoConfig, "from_pretrained", config)
         monkeypatch.setattr(AutoTokenizer, "from_pretrained", answer("tokenizer", loaded.tokenizer))
         monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", answer("model", (loaded.model, complete)))
 
@@ -222,6 +257,47 @@ def test_a_hub_id_without_revision_means_the_main_branch(tiny_qwen3, monkeypatch
     hub = FakeHub(tiny_qwen3(), monkeypatch)
     assert load_model("Qwen/Qwen3-0.6B", device="cpu").revision == COMMIT
     assert hub.calls["config"] == ("Qwen/Qwen3-0.6B", {"revision": "main"})
+
+
+def test_a_hub_model_stays_at_the_commit_of_its_first_load(tiny_qwen3, monkeypatch, cache, capsys):
+    """The branch moves on between two loads; the second one takes the first one's commit and says how to move on."""
+    hub = FakeHub(tiny_qwen3(), monkeypatch)
+    assert load_model("Qwen/Qwen3-0.6B", device="cpu").revision == COMMIT and capsys.readouterr().err == ""
+    assert json.loads((cache / HUB_LOCK).read_text()) == {"Qwen/Qwen3-0.6B@main": COMMIT}
+    hub.head = OTHER_COMMIT
+    for name in ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B@main"):
+        loaded = load_model(name, device="cpu")
+        assert loaded.revision == COMMIT and loaded.origin == f"hub Qwen/Qwen3-0.6B@{COMMIT}"
+        assert hub.calls["model"][1]["revision"] == hub.calls["tokenizer"][1]["revision"] == COMMIT
+        way_on = f"Qwen/Qwen3-0.6B@main is loaded at commit {COMMIT}, as {cache / HUB_LOCK} says; delete that entry"
+        assert way_on in capsys.readouterr().err
+    assert load_model("Qwen/Qwen3-0.6B@tuned", device="cpu").revision == OTHER_COMMIT  # a branch not loaded before
+    both = {"Qwen/Qwen3-0.6B@main": COMMIT, "Qwen/Qwen3-0.6B@tuned": OTHER_COMMIT}
+    assert json.loads((cache / HUB_LOCK).read_text()) == both
+    (cache / HUB_LOCK).write_text("{}")
+    assert load_model("Qwen/Qwen3-0.6B", device="cpu").revision == OTHER_COMMIT
+
+
+def test_a_commit_that_is_named_needs_no_lock_and_a_failed_load_leaves_none(tiny_qwen3, monkeypatch, cache):
+    hub = FakeHub(tiny_qwen3(), monkeypatch)
+    assert load_model(f"org/name@{COMMIT}", device="cpu").revision == COMMIT
+
+    def unreachable(source, **_):
+        raise OSError("the download broke off")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", unreachable)
+    with pytest.raises(OSError, match="the download broke off"):
+        load_model("org/name", device="cpu")
+    assert hub.calls["config"] == ("org/name", {"revision": "main"}) and not cache.exists()
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"org/name@main": "main"}'])
+def test_a_damaged_file_of_commits_is_refused_by_name(tiny_qwen3, monkeypatch, cache, content):
+    FakeHub(tiny_qwen3(), monkeypatch)
+    cache.mkdir()
+    (cache / HUB_LOCK).write_text(content)
+    with pytest.raises(ValueError, match=f"{HUB_LOCK} is damaged .*; correct or delete it"):
+        load_model("org/name", device="cpu")
 
 
 def test_a_folder_of_that_name_wins_over_the_hub(folder, tmp_path, no_network, monkeypatch):

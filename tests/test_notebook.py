@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 import yaml
 
@@ -79,6 +84,52 @@ def test_pm2_a_misspelt_parameter_is_refused_with_the_valid_ones():
     """papermill sets STEPZ beside STEPS and goes on; the notebook must not."""
     with pytest.raises(ParameterError, match="unknown parameter STEPZ = 3; the parameters are SEED, STEPS"):
         check_parameters({"STEPS": 5, "SEED": 0, "STEPZ": 3}, STEPS=int, SEED=int)
+
+
+@pytest.mark.parametrize("name, value", [("steps", 3), ("Seed", 7), ("stepz", None), ("profile", "small")])
+def test_pm2_a_parameter_in_another_case_is_refused_too(name: str, value: Any):
+    """papermill -p steps 3 leaves STEPS at its default, and nobody reads `steps`."""
+    message = f"unknown parameter {name} = {value!r}; the parameters are SEED, STEPS"
+    with pytest.raises(ParameterError, match=message):
+        check_parameters({"STEPS": 5, "SEED": 0, name: value}, STEPS=int, SEED=int)
+    injected = f"# Parameters\n{name} = {value!r}\n"
+    with pytest.raises(ParameterError, match=message):
+        check_parameters({"In": ["", injected], "STEPS": 5, "SEED": 0, name: value}, STEPS=int, SEED=int)
+
+
+def test_pm2_the_check_may_be_run_again_after_later_cells():
+    """A reader changes SEED and runs from there; what the notebook's own cells have set meanwhile is no parameter."""
+    cells = ["", "SEED = 0", "# Parameters\nSEED = 1\n", "check_parameters(globals(), SEED=int)", "seed, rows = 3, [1]"]
+    namespace = {"In": cells, "SEED": 2, "seed": 3, "rows": [1]}
+    assert check_parameters(namespace, SEED=int) == {"SEED": 2}
+    corrected = {"In": ["", "# Parameters\nsede = 1\n", "# Parameters\nSEED = 1\n"], "SEED": 1, "sede": 1}
+    assert check_parameters(corrected, SEED=int) == {"SEED": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", [["steps", "3"], ["STEPZ", "3"], ["Steps", "null"]])
+def test_pm2_papermill_stops_at_an_unknown_name_before_anything_runs(tmp_path: Path, given: list[str]):
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    book = nbformat.v4.new_notebook(metadata={"kernelspec": kernel})
+    book.cells = [
+        nbformat.v4.new_code_cell("address = 'set up'\nfrom mapl_core.notebook import check_parameters"),
+        nbformat.v4.new_code_cell("STEPS = 5  # number", metadata={"tags": ["parameters"]}),
+        nbformat.v4.new_code_cell("check_parameters(globals(), STEPS=int)"),
+        nbformat.v4.new_code_cell("open('worked', 'w').close()"),
+    ]
+    nbformat.write(book, tmp_path / "in.ipynb")
+
+    def run(*parameter: str) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-m", "papermill", "in.ipynb", "out.ipynb", "-k", "python3", "-p", *parameter]
+        root = str(Path(__file__).resolve().parent.parent)
+        environment = os.environ | {"PYTHONPATH": root, "JUPYTER_PREFER_ENV_PATH": "1"}
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+
+    refused = run(*given)
+    assert refused.returncode == 1 and not (tmp_path / "worked").exists()
+    assert f"ParameterError: unknown parameter {given[0]} = " in refused.stderr
+    assert "the parameters are STEPS" in refused.stderr
+    assert run("STEPS", "3").returncode == 0 and (tmp_path / "worked").exists()
 
 
 def test_what_a_notebook_imports_is_not_taken_for_a_parameter():

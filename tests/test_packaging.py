@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
@@ -78,18 +79,49 @@ def test_env4_everything_imports_without_the_optional_packages():
         for path in (ROOT / "mapl_core").rglob("*.py")
     )
     code = f"""
-import importlib, sys
+import importlib
+for name in {names!r}:
+    importlib.import_module(name)
+print("all", len({names!r}))
+"""
+    run = run_without_optional_packages(code)
+    assert run.stdout.endswith(f"all {len(names)}\n"), run.stderr
+
+
+def run_without_optional_packages(code: str) -> subprocess.CompletedProcess:
+    """Run Python code in a process in which an import of an optional package fails."""
+    hook = f"""
+import sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in {OPTIONAL!r}:
             raise ImportError(f"{{name}} is not there")
 sys.meta_path.insert(0, Refuse())
-for name in {names!r}:
-    importlib.import_module(name)
-print("all", len({names!r}))
+sys.path.insert(0, "tests")
 """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert run.stdout.endswith(f"all {len(names)}\n"), run.stderr
+    return subprocess.run([sys.executable, "-c", hook + code], capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.smoke
+@pytest.mark.parametrize("method", ["madpo", "marlhf"])
+def test_env4_a_whole_run_needs_none_of_the_optional_packages(tiny_qwen3, tmp_path: Path, method: str):
+    loaded = tiny_qwen3()
+    loaded.model.save_pretrained(tmp_path / "model")
+    loaded.tokenizer.save_pretrained(tmp_path / "model")
+    folders = {"model": str(tmp_path / "model"), "out": str(tmp_path / "out")}
+    run = run_without_optional_packages(f"""
+from toy_domains import ToyDomain
+from mapl_core.domains import DOMAINS
+from mapl_core.profiles import RunConfig
+from mapl_core.train import run_mapl
+DOMAINS["toy"] = ToyDomain
+config = RunConfig("test", "toy", {method!r}, agent_models=[{folders["model"]!r}], train_tasks=4, eval_tasks=2,
+                   eval_samples=2, max_new_tokens=[6], iterations=1, samples_per_task=4, pairs_per_task=2)
+print(len(run_mapl(config, {folders["out"]!r}, progress=False).evaluation), "rows")
+print([name for name in {OPTIONAL!r} if name in sys.modules])
+""")
+    assert re.search(r"[1-9]\d* rows\n\[\]\n\Z", run.stdout), run.stderr
 
 
 def test_env4_the_optional_packages_are_imported_only_inside_functions():
@@ -98,6 +130,34 @@ def test_env4_the_optional_packages_are_imported_only_inside_functions():
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not {module.split(".")[0] for module in modules} & set(OPTIONAL), f"{file}: {ast.unparse(node)}"
+
+
+def test_seed3_every_random_number_comes_from_a_generator_of_its_own():
+    """Nothing draws from a global random state, and what seeds one stands in a single function."""
+    seeding = set()
+    for file in (ROOT / "mapl_core").rglob("*.py"):
+        tree = ast.parse(file.read_text())
+        for node in ast.walk(tree):
+            hidden = isinstance(node, ast.ImportFrom) and node.module in ("random", "numpy.random", "torch.random")
+            assert not hidden, f"{file.name}: {ast.unparse(node)}"
+        for function, call in calls_with_their_function(tree):
+            name, where = ast.unparse(call.func), f"{file.name}, line {call.lineno}"
+            assert not re.fullmatch(r"random\.(?!Random$)\w+", name), where
+            assert not re.fullmatch(r"(np|numpy)\.random\.(?!Generator$|PCG64$|Philox$)\w+", name), where
+            if re.fullmatch(r"torch\.(rand|randn|randint|randperm|normal|bernoulli|multinomial)", name):
+                assert "generator" in {keyword.arg for keyword in call.keywords}, where
+            if re.fullmatch(r"torch\.(random\.|cuda\.)*(manual_seed|manual_seed_all|seed)|(\w+\.)*set_seed", name):
+                seeding.add((file.name, function))
+    assert seeding == {("build.py", "train_base")}
+
+
+def calls_with_their_function(tree: ast.AST, function: str = "the module") -> Iterator[tuple[str, ast.Call]]:
+    """Every call of a module with the name of the function that it stands in."""
+    for node in ast.iter_child_nodes(tree):
+        inside = node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else function
+        if isinstance(node, ast.Call):
+            yield inside, node
+        yield from calls_with_their_function(node, inside)
 
 
 def test_nothing_imports_the_runner():

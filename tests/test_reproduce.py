@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 from stand_in import PROFILE, executed_copy, write_job, write_notebook, write_parameters
 
 from mapl_core import reproduce
@@ -187,6 +189,19 @@ def test_a_failing_job_does_not_stop_the_others_and_is_listed_at_the_end(
     assert "wrote " in captured.out  # the table of what there is
 
 
+def test_a_table_that_fails_does_not_hide_the_jobs_that_failed(place: Workplace, started, monkeypatch, capsys):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(reproduce.tables, "write_table", full)
+    monkeypatch.setattr(
+        reproduce.jobs, "judge", lambda notebook, folder, code, knobs: "boom" if "madpo-cen" in folder.name else ""
+    )
+    assert place.run("--methods", "madpo") == 1
+    failed = [line for line in capsys.readouterr().err.splitlines() if line.startswith("failed: ")]
+    assert failed == ["failed: tldr-madpo-cen-cen-seed0: boom", "failed: [Errno 28] No space left on device"]
+
+
 def test_at_most_n_jobs_run_at_a_time(place: Workplace, monkeypatch: pytest.MonkeyPatch):
     alive, most = [0], [0]
 
@@ -257,6 +272,42 @@ def test_an_impossible_profile_exits_with_2_and_writes_nothing(place: Workplace,
     place.profile.write_text(PROFILE.replace("train_tasks: 4", f"train_tasks: 4\n  {line}"))
     assert place.run() == 2
     assert message in capsys.readouterr().err and nothing_written(place)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("{folder}/bare", "{folder}/bare has no tokenizer"),
+        ("{folder}/nowhere", "no model '{folder}/nowhere': there is no such folder"),
+        ("pocket:tldr:9x", "unknown pocket size '9x'; valid: 1x, 2x, 4x"),
+        ("bare", "is a folder seen from here.*absolute path, {folder}/bare"),
+    ],
+)
+@pytest.mark.parametrize("entry", ["agent_models", "central_model", "comparator_model"])
+def test_a_model_that_cannot_be_loaded_exits_with_2_and_writes_nothing(
+    place: Workplace, started: list[str], tmp_path: Path, entry: str, model: str, message: str, capsys, monkeypatch
+):
+    """Of the agents, the coordinator, and the comparator of Dec-Cen."""
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "config.json").write_text("{}")
+    if model == "bare":
+        (tmp_path / "bare" / "tokenizer.json").write_text("{}")
+        (tmp_path / "bare" / "model.safetensors").write_text("")
+    monkeypatch.chdir(tmp_path)
+    values = yaml.safe_load(PROFILE)
+    model = model.format(folder=tmp_path)
+    values["defaults"] |= {"comparator": "model"} | {entry: [model] if entry == "agent_models" else model}
+    place.profile.write_text(yaml.safe_dump(values))
+    assert place.run() == 2
+    assert re.search(message.format(folder=re.escape(str(tmp_path))), capsys.readouterr().err)
+    assert started == [] and nothing_written(place)
+
+
+def test_a_model_that_is_gone_does_not_stop_tables_of_finished_jobs(place: Workplace, started: list[str], tmp_path):
+    place.profile.write_text(PROFILE.replace('["pocket:tldr:1x"]', f"[{tmp_path / 'gone'}]"))
+    place.finish(MADPO)
+    assert place.run("--methods", "madpo", "--paradigms", "dec-dec") == 0
+    assert started == []
 
 
 def test_pm2_a_notebook_without_the_parameters_exits_with_2_and_writes_nothing(place: Workplace, capsys):

@@ -9,6 +9,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from mapl_core.results import (
     EvaluationRow,
     MetricRow,
     ResultError,
+    check_writable,
     commit_and_dirty,
     folder_lock,
     read_manifest,
@@ -262,6 +265,53 @@ def test_a_second_process_is_refused_with_the_number_of_the_first_until_that_is_
         holder.wait()
     with folder_lock(tmp_path, wait_seconds=5):
         assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_a_lock_leaves_no_file_and_no_folder_of_its_own(tmp_path: Path):
+    with folder_lock(tmp_path / "new" / "folder"):
+        assert (tmp_path / "new" / "folder" / ".lock").is_file()
+    assert list(tmp_path.iterdir()) == []
+    with folder_lock(tmp_path / "new"):
+        (tmp_path / "new" / "result").write_text("kept")
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["result"]
+
+
+def test_a_lock_that_waited_for_one_that_was_taken_away_still_keeps_others_out(tmp_path: Path):
+    """The file that the waiting one has open is removed with the first lock; a lock on that file would be nobody's."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def wait_and_hold() -> None:
+        with folder_lock(tmp_path, wait_seconds=20):
+            entered.set()
+            leave.wait(20)
+
+    with folder_lock(tmp_path):
+        waiting = threading.Thread(target=wait_and_hold)
+        waiting.start()
+        assert not entered.wait(0.3)
+    try:
+        assert entered.wait(20)
+        with pytest.raises(ResultError, match="in use by process"), folder_lock(tmp_path):
+            pass
+    finally:
+        leave.set()
+        waiting.join()
+
+
+def test_check_writable_leaves_no_trace_and_names_the_folder_and_the_ways_to_another(tmp_path: Path, monkeypatch):
+    check_writable(tmp_path / "new" / "folder")
+    check_writable(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+    def refuse(**_) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    folder = tmp_path / "new" / "folder"
+    message = rf"{folder} cannot be written to \(Permission denied\).*--results.*OUTPUT_DIR"
+    with pytest.raises(ResultError, match=message):
+        check_writable(folder)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_reading_and_writing_results_needs_no_heavy_library():

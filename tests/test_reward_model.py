@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 
 import pytest
 import torch
 from torch.testing import assert_close
 from toy_domains import ToyDomain
-from toy_models import adapted_model, randomize_adapter, relative_difference, trajectory
+from toy_models import adapted_model, randomize_adapter, randomize_head, relative_difference, trajectory
 
 from mapl_core.buffers import PreferencePair, Trajectory
 from mapl_core.reward_model import RewardModel, fit_reward_model, split_held_out, task_batches
@@ -28,6 +29,7 @@ def make_model(loaded, *, limit=512, micro_batch=2048, seed=0, spread=True, doma
     )
     if spread:
         randomize_adapter(adapted, "reward_model", seed=30 + seed)
+        randomize_head(model.scalar, seed=60 + seed)
     return model
 
 
@@ -176,6 +178,23 @@ def test_cut_texts_are_counted(tiny_qwen3):
     assert model.cut_parts == 2
 
 
+def test_tok9_a_fit_that_cuts_texts_warns_once_with_their_number_and_the_setting(tiny_qwen3):
+    """Three distinct texts of four are too long; one of them stands in two pairs."""
+    model = make_model(tiny_qwen3(), limit=40)
+    short, long = answers(model, ("the cat", "runs")), answers(model, ("the cat", "runs " * 50))
+    others = [answers(model, ("the cat", "sings " * count)) for count in (50, 60)]
+    pairs = [PreferencePair(long, short, True), PreferencePair(long, others[0], True)]
+    held_out = [PreferencePair(others[1], short, True)]
+    with pytest.warns(UserWarning) as caught:
+        fit_reward_model(model, pairs, Stream(0, "order"), **SETTINGS, held_out=held_out)
+    (warning,) = caught
+    assert "3 of 4 joint texts are longer than reward_model_tokens = 40" in str(warning.message)
+    assert model.cut_parts == 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit_reward_model(make_model(tiny_qwen3()), pairs, Stream(0, "order"), **SETTINGS)
+
+
 # --- scores ----------------------------------------------------------------------------------------------------------
 
 
@@ -233,14 +252,15 @@ def test_rm6_every_fit_starts_from_the_initial_weights(tiny_qwen3):
         assert all(torch.equal(state[key], value) for key, value in adapted.state(name).items())
 
 
-def test_rm6_another_iteration_starts_from_another_head(tiny_qwen3):
+def test_rm6_another_iteration_starts_from_other_weights_and_every_untrained_score_is_zero(tiny_qwen3):
     adapted = adapted_model(tiny_qwen3(), "agent0")
-    heads = []
+    starts = []
     for seed in range(2):
         model = make_model(None, seed=seed, adapted=adapted, spread=False)
-        heads.append(model.scalar.head.weight.detach().clone())
+        starts.append([weight.detach().clone() for weight in adapted.parameters("reward_model")])
+        assert not model.scores([pair.winner for pair in make_pairs(model)]).any()
         model.close()
-    assert not torch.equal(*heads)
+    assert any(not torch.equal(one, other) for one, other in zip(*starts, strict=True))
 
 
 def test_the_micro_batch_does_not_change_a_fit(tiny_qwen3):

@@ -12,8 +12,10 @@ import shutil
 import pytest
 import torch
 from toy_domains import ToyDomain
+from toy_models import trajectory
 
 from mapl_core import domains, train
+from mapl_core.buffers import PreferencePair
 from mapl_core.models import load_model
 from mapl_core.profiles import ConfigError, RunConfig
 from mapl_core.results import ResultError, folder_lock, verify_job
@@ -76,6 +78,7 @@ def config(model_folder):
 
 
 def value(result, metric, iteration):
+    """Of a RunResult, or of a run under way."""
     return next(row.value for row in result.metrics if (row.metric, row.iteration) == (metric, iteration))
 
 
@@ -223,10 +226,37 @@ def test_a_joint_critic_refuses_agents_whose_ids_mean_different_texts(config, tm
     run_mapl(config("collm_dc", agent_models=models, iterations=1), tmp_path / "dc", progress=False)
 
 
-def test_dpo5_a_run_whose_comparisons_all_tie_says_so_and_takes_no_step(config, tmp_path):
+def test_dpo5_a_run_whose_comparisons_all_tie_says_so_takes_no_step_and_leaves_nothing(config, tmp_path):
     with pytest.raises(RuntimeError, match=r"all 16 comparisons of iteration 0 tied.*Raise samples_per_task"):
-        run_mapl(config(domain="tied"), tmp_path, progress=False)
-    assert not (tmp_path / "manifest.json").exists()
+        run_mapl(config(domain="tied"), tmp_path / "new" / "out", progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "error, iteration, kept",
+    [(RuntimeError, 0, False), (KeyboardInterrupt, 0, True), (RuntimeError, 1, True)],
+)
+def test_save2_a_checkpoint_stays_where_a_run_can_go_on_from_it(config, tmp_path, monkeypatch, error, iteration, kept):
+    """An error before the first iteration is done will come again; an interruption, or a later error, need not."""
+    original = train._Run.update_from_preferences
+
+    def stop(self, at, training_set):
+        if at == iteration:
+            raise error("stopped by the test")
+        original(self, at, training_set)
+
+    monkeypatch.setattr(train._Run, "update_from_preferences", stop)
+    with pytest.raises(error):
+        run_mapl(config(), tmp_path, progress=False)
+    assert [path.name for path in tmp_path.iterdir()] == (["checkpoint.pt"] if kept else [])
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_before_any_model_is_loaded(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "load_model", lambda name: pytest.fail("a model was loaded"))
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "out"
+    with pytest.raises(ResultError, match=f"results folder {folder} cannot be written to.*OUTPUT_DIR"):
+        run_mapl(config(), folder, progress=False)
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [8192, 32])
@@ -275,6 +305,120 @@ def test_offline_madpo_trains_on_every_collected_pair_once(config, tmp_path, mon
     assert all(trained)  # every iteration has its part
 
 
+def toy_pairs(*counts: int) -> list[PreferencePair]:
+    """So many pairs of each task."""
+    sides = [trajectory([[((7,), (8,))] * 2], task_id=f"task{task}") for task in range(len(counts))]
+    return [PreferencePair(sides[task], sides[task], True) for task, count in enumerate(counts) for _ in range(count)]
+
+
+@pytest.mark.parametrize("counts, sizes", [((2, 2, 2), (2, 2, 1, 1)), ((1, 1, 1, 1), (1,) * 4), ((8, 8), (4,) * 4)])
+def test_offline_madpo_has_pairs_for_every_iteration_where_no_task_has_enough(config, tmp_path, counts, sizes):
+    """Also where every task has fewer pairs than there are iterations."""
+    settings = config(buffer="offline", iterations=4)
+    run = train._Run(settings, build_team(settings), tmp_path)
+    run.buffer.add(toy_pairs(*counts))
+    parts = [run.collect_preferences(iteration) for iteration in (1, 2, 3)]  # the first one would collect
+    parts = [run._offline_part(0), *parts]
+    assert tuple(map(len, parts)) == sizes
+    assert sorted(id(pair) for part in parts for pair in part) == sorted(map(id, run.buffer.shards[0]))
+    if counts == (8, 8):  # the pairs of each task are spread over the iterations
+        assert all([pair.task_id for pair in part] in (["task0"] * 2 + ["task1"] * 2, ["task1"] * 2 + ["task0"] * 2)
+                   for part in parts)  # fmt: skip
+
+
+def test_offline_madpo_with_fewer_pairs_than_iterations_stops_at_once_and_leaves_nothing(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "select_pairs", lambda pairs, k, **_: pairs[:1])
+    settings = config(buffer="offline", iterations=5, train_tasks=3, samples_per_task=2)
+    with pytest.raises(RuntimeError, match=r"gave 3 preference pairs for 5 iterations.*samples_per_task.*iterations"):
+        run_mapl(settings, tmp_path / "out", progress=False)
+    assert not (tmp_path / "out").exists()
+
+
+# --- what is logged --------------------------------------------------------------------------------------------------
+
+
+def answer(task_id: str, texts: tuple[str, str], reward: float):
+    return trajectory([[((7,), (8,)), ((7,), (9,))]], task_id=task_id, reward=reward, responses=[texts])
+
+
+def test_dpo11_the_log_of_a_collection_counts_ties_winners_and_losers(config, tmp_path, monkeypatch):
+    """Two tasks, four comparisons each; the numbers are counted by hand."""
+    settings = config(train_tasks=2, samples_per_task=4, pairs_per_task=4)
+    run = train._Run(settings, build_team(settings), tmp_path)
+    first, second = (task.id for task in run.team.train_tasks)
+    agents = [
+        [answer(first, texts, r) for texts, r in ((("a", "x"), 3), (("b", "x"), 2), (("c", "x"), 1), (("d", "x"), 2))],
+        [answer(second, ("a", "x"), 1) for _ in range(4)],
+    ]
+    others = [
+        [answer(first, texts, r) for texts, r in ((("u", "y"), 1), (("v", "y"), 2), (("w", "y"), 4), (("u", "y"), 1))],
+        [answer(second, ("u", "y"), r) for r in (1, 1, 1, 0)],
+    ]
+    monkeypatch.setattr(run.policy, "sample", lambda *_: agents)
+    monkeypatch.setattr(run.team.comparator, "sample", lambda *_: others)
+    assert len(run.collect_preferences(0)) == 4
+    expected = {
+        "ties": 1 + 3,  # of the first task the second comparison, of the second the first three
+        "pairs": 3 + 1,  # (a over u), (w over c), (d over u); (a over u)
+        "agent_wins": 3 / 4,
+        "winner_return": (3 + 4 + 2 + 1) / 4,
+        "gap": (2 + 3 + 1 + 1) / 4,
+        "distinct_winners": (3 + 1) / 2,  # a, w, d; a
+        "distinct_losers": (2 + 1) / 2,  # u, c; u
+        "agent_reward": (8 + 4) / 8,
+        "comparator_reward": (8 + 3) / 8,
+        "comparator_empty": 0,
+    }
+    found = {row.metric.removeprefix("preferences/"): row.value for row in run.metrics}
+    assert found == pytest.approx(expected)
+
+
+SPLIT = [("a", ""), ("", " "), ("a", "b"), ("a", "b")]  # sections of four coordinator's answers
+
+
+def test_the_evaluation_counts_the_sections_that_it_could_not_read_agent_by_agent(config, monkeypatch):
+    for paradigm, expected in (("cen-cen", {"unparsed/agent0": 0.25, "unparsed/agent1": 0.5}), ("dec-dec", {})):
+        team = build_team(config(paradigm=paradigm))
+        task = team.eval_tasks[0]
+        actions = [[((7,), (8,))] * len(team.policy.members)]
+        played = [trajectory(actions, task_id=task.id, responses=[texts]) for texts in SPLIT]
+        monkeypatch.setattr(team.policy, "sample", lambda *_, played=played: [played])
+        by_task, _ = evaluate(team.policy, [task], 4, Stream(0, "evaluate"))
+        found = {name: number for name, number in by_task[task.id].items() if name.startswith("unparsed")}
+        assert found == expected
+
+
+@pytest.mark.parametrize("paradigm, sides", [("cen-cen", {"agent", "comparator"}), ("dec-cen", {"comparator"}),
+                                             ("dec-dec", set())])  # fmt: skip
+def test_a_collection_counts_the_sections_of_every_coordinator_that_could_not_be_read(
+    config, tmp_path, paradigm, sides
+):
+    settings = config(paradigm=paradigm)
+    run = train._Run(settings, build_team(settings), tmp_path)
+    agents = [[answer("t", texts, 0) for texts in SPLIT]]
+    others = [[answer("t", texts[::-1], 0) for texts in SPLIT]]
+    run._record_preferences(0, agents, others, [], 4)
+    expected = {}
+    for side, shares in (("agent", (0.25, 0.5)), ("comparator", (0.5, 0.25))):
+        if side in sides:
+            expected |= {f"preferences/{side}_unparsed/agent{i}": share for i, share in enumerate(shares)}
+    assert {row.metric: row.value for row in run.metrics if "unparsed" in row.metric} == expected
+
+
+@pytest.mark.parametrize("paradigm, policies", [("dec-dec", ("agent0", "agent1")), ("cen-cen", ("coordinator",))])
+def test_dpo10_a_madpo_run_logs_the_lengths_of_winners_and_losers_of_each_policy_and_of_the_team(
+    config, tmp_path, paradigm, policies
+):
+    result = run_mapl(config(paradigm=paradigm, iterations=1), tmp_path, progress=False)
+    for side in ("winner", "loser"):
+        lengths = [value(result, f"train/{side}_length_{name}", 1) for name in policies]
+        assert all(1 <= length <= 12 for length in lengths)  # limits: 6 for an agent, their sum for a coordinator
+        assert value(result, f"train/{side}_length", 1) == pytest.approx(sum(lengths))
+
+
+# --- the oracle alone evaluates --------------------------------------------------------------------------------------
+
+
 def test_rm4_the_evaluation_takes_no_reward_model_and_a_poisoned_one_changes_no_oracle_number(
     config, tmp_path, monkeypatch
 ):
@@ -291,6 +435,38 @@ def test_rm4_the_evaluation_takes_no_reward_model_and_a_poisoned_one_changes_no_
     assert {task_id: measured["reward"] for task_id, measured in honest.items()} == pytest.approx(by_hand)
 
 
+def test_rm4_a_whole_run_with_a_poisoned_reward_model_writes_the_same_evaluation(config, tmp_path, monkeypatch):
+    """Poisoned while evaluating: every oracle number stays. Poisoned throughout: those of the untrained team stay."""
+    settings = config("marlhf", iterations=2)
+    scores, evaluating, poison = RewardModel.scores, [False], 1e9
+
+    def poisoned(self, trajectories, only_evaluating):
+        if only_evaluating and not evaluating[0]:
+            return scores(self, trajectories)
+        return torch.full((len(trajectories),), poison)
+
+    original = train._Run.evaluate
+
+    def evaluation(self, finished):
+        evaluating[0] = True
+        original(self, finished)
+        evaluating[0] = False
+
+    monkeypatch.setattr(train._Run, "evaluate", evaluation)
+    runs = {"honest": run_mapl(settings, tmp_path / "honest", progress=False)}
+    for name, only_evaluating in (("evaluation", True), ("throughout", False)):
+        monkeypatch.setattr(RewardModel, "scores", lambda self, t, only=only_evaluating: poisoned(self, t, only))
+        runs[name] = run_mapl(settings, tmp_path / name, progress=False)
+
+    written = {name: (tmp_path / name / "evaluation.csv").read_bytes() for name in runs}
+    assert written["evaluation"] == written["honest"]
+    both = zip(runs["honest"].metrics, runs["evaluation"].metrics, strict=True)
+    assert [a.metric for a, b in both if repr(a) != repr(b)] == ["reward_model/evaluation_reward"] * 2
+    assert value(runs["evaluation"], "reward_model/evaluation_reward", 1) == poison
+    first = {name: [row for row in run.evaluation if row.iteration == 0] for name, run in runs.items()}
+    assert first["throughout"] == first["honest"] != []
+
+
 def test_rm7_learned_and_oracle_reward_stand_side_by_side_after_every_iteration(config, tmp_path):
     result = run_mapl(config("marlhf"), tmp_path, progress=False)
     for iteration in (1, 2):
@@ -304,11 +480,9 @@ def test_dec_cen_scores_a_coordinators_sections_under_the_agents_own_prompts(con
     adopted = team.comparator.sample([task], 2, Stream(0, "comparator"))[0]
     own = team.policy.sample([task], 1, Stream(0, "collect"))[0][0]
     end = team.policy.members[0].base.tokenizer.eos_token_id
-    for trajectory in adopted:
-        assert [action.prompt_ids for action in trajectory.actions[0]] == [
-            action.prompt_ids for action in own.actions[0]
-        ]
-        assert all(action.token_ids[-1] == end for action in trajectory.actions[0])
+    for played in adopted:
+        assert [action.prompt_ids for action in played.actions[0]] == [action.prompt_ids for action in own.actions[0]]
+        assert all(action.token_ids[-1] == end for action in played.actions[0])
 
 
 def test_the_manifest_holds_every_effective_parameter_and_where_the_weights_came_from(config, tmp_path):
@@ -334,12 +508,64 @@ def test_the_manifest_holds_every_effective_parameter_and_where_the_weights_came
         ({"max_new_tokens": [6, 6, 6]}, "max_new_tokens is"),
         ({"learning_rate": "fast"}, "learning_rate"),
         ({"buffer": "ring"}, "unknown buffer 'ring'"),
+        ({"selection": "proxy"}, "selection 'proxy' ranks .* method 'madpo' fits none"),
+        ({"method": "magrpo", "selection": "proxy"}, "method 'magrpo' fits none.*marlhf"),
+        ({"selection": "good_comparator"}, "good_comparator.*selection_component"),
+        ({"clip_ratio": 0.0}, r"clip_ratio is 0.0; it must lie in \(0, 1\)"),
+        ({"clip_ratio": 1.0}, r"clip_ratio is 1.0"),
+        ({"buffer_decay": -0.1}, r"buffer_decay is -0.1; it must lie in \[0, 1\]"),
+        ({"buffer_decay": 1.1}, r"buffer_decay is 1.1"),
+        ({"buffer_delay": -1}, "buffer_delay is -1; it must be at least 0"),
+        ({"buffer_size": 0}, "buffer_size is 0; it must be at least 1 pair"),
+        ({"annotator_temperature": 0.0}, "annotator_temperature is 0.0; it must be positive"),
+        ({"annotator_flip_probability": -0.1}, r"annotator_flip_probability is -0.1; it must lie in \[0, 1\)"),
+        ({"annotator_flip_probability": 1.0}, r"annotator_flip_probability is 1.0"),
+        ({"max_new_tokens": [0]}, "max_new_tokens is"),
+        ({"reward_model_tokens": 0}, "reward_model_tokens is 0"),
+        ({"lora_alpha": 0}, "lora_alpha is 0"),
+        ({"weight_decay": -0.1}, "weight_decay is -0.1"),
+        ({"value_coef": -1.0}, "value_coef is -1.0"),
+        ({"discount": 1.5}, r"discount is 1.5; it must lie in \[0, 1\]"),
+        ({"top_k": -1}, "top_k is -1"),
     ],
 )
 def test_impossible_configurations_name_the_value_before_anything_is_loaded(config, monkeypatch, changes, message):
     monkeypatch.setattr(train, "load_model", lambda name: pytest.fail("a model was loaded"))
     with pytest.raises(ConfigError, match=message):
         config(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"clip_ratio": 0.2, "buffer_decay": 0.0, "buffer_size": 1, "annotator_flip_probability": 0.0, "top_k": None},
+        {"clip_ratio": None, "buffer_decay": 1.0, "buffer_size": None, "selection": "good_comparator",
+         "selection_component": "hits"},
+        {"method": "marlhf", "selection": "proxy"},
+    ],
+)  # fmt: skip
+def test_values_at_the_ends_of_their_ranges_are_accepted(config, changes):
+    settings = config(**changes)
+    assert {name: getattr(settings, name) for name in changes} == changes
+
+
+def test_the_models_of_a_run_are_those_that_it_loads(config, model_folder):
+    assert config(central_model="big").model_names == [model_folder]
+    assert config(paradigm="cen-cen", central_model="big").model_names == ["big"]
+    assert config(paradigm="dec-cen", comparator="model", central_model="big").model_names == [model_folder, "big"]
+    other = config(paradigm="dec-cen", comparator="model", central_model="big", comparator_model="other")
+    assert other.model_names == [model_folder, "other"]
+    assert config("magrpo", comparator="model", central_model="big").model_names == [model_folder]
+    assert config(agent_models=["a", "b"]).model_names == ["a", "b"]
+
+
+def test_a_comparator_that_is_no_model_is_refused_before_the_agents_are_loaded(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "load_model", lambda name: pytest.fail("a model was loaded"))
+    (tmp_path / "bare").mkdir()
+    settings = config(paradigm="dec-cen", comparator="model", comparator_model=str(tmp_path / "bare"))
+    with pytest.raises(ValueError, match="bare has no config.json"):
+        run_mapl(settings, tmp_path / "out", progress=False)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_model_path_without_a_tokenizer_is_refused_before_training(config, tmp_path, model_folder):

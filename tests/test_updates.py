@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from toy_domains import ToyDomain
 from toy_models import adapted_model, base, make_policy, relative_difference, trajectory, weights_of
 
-from mapl_core import domains
+from mapl_core import domains, losses
 from mapl_core.buffers import PreferencePair, Trajectory
 from mapl_core.policies import Budget
 from mapl_core.profiles import RunConfig
@@ -166,6 +166,91 @@ def test_math11_previous_means_the_start_of_the_iteration_not_of_the_batch(tiny_
     assert metrics["margin"] > 1e-4 and metrics["loss"] < math.log(2)
 
 
+def answered(task_id: str, *lengths: int, reward: float = 0.0) -> Trajectory:
+    """One turn in which agent i writes so many tokens."""
+    return trajectory([[((7, 8), (20,) * length) for length in lengths]], task_id=task_id, reward=reward)
+
+
+def test_dpo10_the_lengths_of_winners_and_losers_are_means_over_the_pairs(tiny_qwen3):
+    policy = make_policy(base(tiny_qwen3))
+    lengths = [((1, 5), (2, 1)), ((3, 2), (6, 1))]  # (winner, loser) of two pairs, agent by agent
+    pairs = [PreferencePair(answered("a", *won), answered("a", *lost), winner_is_agent=True) for won, lost in lengths]
+    metrics = update_madpo(policy, TeamOptimizer(policy, make_config()), pairs, STREAM, make_config())
+    expected = {"winner_length_agent0": 2, "winner_length_agent1": 3.5, "winner_length": 5.5}
+    expected |= {"loser_length_agent0": 4, "loser_length_agent1": 1, "loser_length": 5}
+    assert {name: value for name, value in metrics.items() if "_length" in name} == expected
+
+
+@pytest.mark.parametrize("length_normalize", [False, True])
+def test_dpo6_a_margin_that_is_not_finite_names_tasks_and_lengths(tiny_qwen3, monkeypatch, length_normalize):
+    policy = make_policy(base(tiny_qwen3))
+    pairs = [
+        PreferencePair(answered(f"task{n}", n + 1, 2), answered(f"task{n}", 3, n + 4), winner_is_agent=True)
+        for n in range(3)
+    ]
+    config = make_config(batch_size=100, length_normalize=length_normalize, reference="none")
+    before, optimizer = weights_of(policy), TeamOptimizer(policy, config)
+    scored = policy.graph_logprobs
+
+    def poisoned(trajectories):
+        bad = torch.tensor([math.nan if t is pairs[1].loser else 1.0 for t in trajectories])
+        return scored(trajectories) * bad[:, None, None]
+
+    monkeypatch.setattr(policy, "graph_logprobs", poisoned)
+    with pytest.raises(FloatingPointError) as caught:
+        update_madpo(policy, optimizer, pairs, STREAM, config)
+    found = "a pair of task 'task1' with [[2], [2]] tokens of the winner and [[3], [5]] of the loser"
+    assert found in str(caught.value)
+    assert "task0" not in str(caught.value) and "task2" not in str(caught.value)
+    assert not any(bool(move.any()) for move in moves(policy, before))
+
+
+@pytest.mark.parametrize("agents", [2, 3])
+def test_rl4_every_group_holds_the_returns_and_first_prompts_of_one_task(tiny_qwen3, monkeypatch, agents):
+    """Three tasks, G = 3, in shuffled order. Every return is a number of its own, which tells whose answer it is."""
+    policy = make_policy(base(tiny_qwen3), num_agents=agents)
+    tasks = policy.domain.load_tasks("train", "pocket", 3)
+    by_return: dict[float, Trajectory] = {}
+    compared, trained, order = [], [], []
+    advantages_of, loss_of = losses.group_relative_advantages, losses.magrpo_loss
+
+    def numbered(trajectories) -> torch.Tensor:
+        order.extend(dict.fromkeys(t.task_id for t in trajectories))
+        by_return.update({10.0 * row + 1: t for row, t in enumerate(trajectories)})
+        return torch.tensor(list(by_return))[:, None]
+
+    def advantages(returns, **options):
+        compared.append(returns.clone())
+        return advantages_of(returns, **options)
+
+    def loss(logprobs, weights, **options):
+        trained.append((logprobs.detach().clone(), weights.clone()))
+        plain = [[policy.logprobs([by_return[number]])[0] for number in row] for row in compared[0].tolist()]
+        expected.append(torch.stack([torch.stack(row) for row in plain]))
+        return loss_of(logprobs, weights, **options)
+
+    expected: list[torch.Tensor] = []
+    monkeypatch.setattr(losses, "group_relative_advantages", advantages)
+    monkeypatch.setattr(losses, "magrpo_loss", loss)
+    config = make_config("magrpo", num_generations=3, batch_size=3, domain_options={"num_agents": agents})
+    update_magrpo(policy, TeamOptimizer(policy, config), tasks, numbered, Stream(1, "update"), config)
+
+    assert order != [task.id for task in tasks] and set(order) == {task.id for task in tasks}  # shuffled
+    ((returns,), ((logprobs, weights),)) = compared, trained
+    assert returns.shape == (3, 3) and sorted(returns.flatten().tolist()) == sorted(by_return)
+    for task_id, row in zip(order, returns.tolist(), strict=True):
+        group = [by_return[number] for number in row]
+        assert {t.task_id for t in group} == {task_id}
+        for agent in range(agents):
+            assert len({t.actions[0][agent].prompt_ids for t in group}) == 1
+    first_prompts = [by_return[number].actions[0][0].prompt_ids for number in returns[:, 0].tolist()]
+    assert len(set(first_prompts)) == 3
+    # What is weighted in place (g, j, i) is the log-probability of the very answer whose return stands in (g, j).
+    assert logprobs.shape == (3, 3, agents, 1)
+    assert_close(logprobs, expected[0], rtol=1e-4, atol=1e-4)
+    assert_close(weights, returns - returns.mean(1, keepdim=True))
+
+
 def test_rl11_an_agent_that_answers_alike_in_every_sample_does_not_move(tiny_qwen3):
     """Advantages sum to 0, so its gradient cancels, while the other agent's does not."""
     policy = make_policy(base(tiny_qwen3))
@@ -207,6 +292,30 @@ def test_the_kl_coefficient_pulls_the_team_back_to_its_reference(tiny_qwen3):
         for i in range(8)
     ]
     assert 0.5 * kl[0] > kl[-1] > 0
+
+
+def plain_kl(policy, played: Trajectory) -> float:
+    """Next-token KL(policy || reference) summed over the agents' response tokens, from plain forward passes."""
+    total = 0.0
+    for member, action in zip(policy.members, played.actions[0], strict=True):
+        ids = torch.tensor([[*action.prompt_ids, *action.token_ids]])
+        laws = []
+        for adapter in (member.adapter, None):
+            with member.base.using(adapter), torch.no_grad():
+                logits = member.base.loaded.model(input_ids=ids).logits[0, len(action.prompt_ids) - 1 : -1]
+            laws.append(logits.double().log_softmax(-1))
+        total += float((laws[0].exp() * (laws[0] - laws[1])).sum())
+    return total
+
+
+def test_the_logged_kl_is_that_of_one_trajectory_whatever_the_batch(tiny_qwen3):
+    policy = make_policy(base(tiny_qwen3))
+    trajectories = [pair.winner for pair in make_pairs(policy)]
+    expected = [plain_kl(policy, played) for played in trajectories]
+    for count in (1, len(trajectories)):
+        optimizer = TeamOptimizer(policy, make_config(learning_rate=1e-12))
+        metrics = optimizer.step(trajectories[:count], lambda logprobs: logprobs.sum(), kl_weight=0.5)
+        assert metrics["kl"] == pytest.approx(sum(expected[:count]) / count, rel=1e-3)
 
 
 @pytest.mark.parametrize("method", ["madpo", "magrpo"])

@@ -130,21 +130,28 @@ def surprise(table, pairs):
 
 
 # %%
-def train(method, p_both_up, tilt, comparator=None):
-    """End value of two local policies; their own comparator unless one is given."""
+def cen_logprobs(logits):
+    """(states, joint actions, 1) from a coordinator's logits, (states, actions)."""
+    return logits.log_softmax(dim=1)[..., None]
+
+
+def train(method, p_both_up, tilt, comparator=None, logprobs_of=dec_logprobs):
+    """End value of a team; it is its own comparator unless one is given."""
     initial = first_law(p_both_up)
 
     def value(x, table):
-        return initial @ (dec_logprobs(x).sum(dim=2).exp() * table).sum(dim=1)
+        return initial @ (logprobs_of(x).sum(dim=2).exp() * table).sum(dim=1)
 
     parameters = tensor([[tilt, tilt], [-tilt, -tilt]])
-    reference = dec_logprobs(parameters)
+    if logprobs_of is cen_logprobs:  # a coordinator that plays like the two agents
+        parameters = dec_logprobs(parameters).sum(dim=2)
+    reference = logprobs_of(parameters)
     for _ in range(ITERATIONS):
-        law = dec_logprobs(parameters).sum(dim=2).exp()
+        law = logprobs_of(parameters).sum(dim=2).exp()
         pairs = all_pairs(initial, law, law if comparator is None else comparator)
         if method == "MADPO":
             loss = partial(
-                lambda x, p: surprise(BETA * (dec_logprobs(x) - reference), p), p=pairs)
+                lambda x, p: surprise(BETA * (logprobs_of(x) - reference), p), p=pairs)
         else:
             scores = minimise(partial(lambda r, p: surprise(r[..., None], p), p=pairs),
                               torch.zeros(3, 4))
@@ -175,17 +182,27 @@ for p in (0.2, 1 / 3, 0.5):
 #
 # ## 2 A perfectly symmetric start
 
+#
+# Two equal agents that call with chance $p$ when their server is up, and never when it is
+# down, are worth $0.5\cdot2p(1-p)+0.5\,p$: at best $\frac9{16}=0.5625$, at $p=\frac34$.
+# Who ends above that has broken the symmetry.
+
 # %%
 for method in ("MADPO", "MARLHF"):
     for name, comparator in (("Dec-Dec", None), ("Dec-Cen", fair_coordinator)):
         print(f"{method} {name}: {train(method, 0.5, 0.0, comparator):.3f}")
+    print(f"{method} Cen-Cen: {train(method, 0.5, 0.0, None, cen_logprobs):.3f}")
 
 # %% [markdown]
-# In exact arithmetic both methods stay at the saddle: equal agents get equal gradients.
-# Rounding makes them differ in the sixteenth digit. For policy gradient the saddle is
-# unstable: whoever leads by a hair is told to lead more, and MARLHF escapes.
-# MADPO's lead is too small in the time that it has: its pairs are balanced up to that
-# hair.
+# In exact arithmetic equal agents get equal gradients. They do move, away from 0.375 at
+# the start, but only among the teams of two equal policies. Rounding makes them differ in
+# the sixteenth digit. For policy gradient that is enough: whoever leads by a hair is told
+# to lead more, and MARLHF leaves the symmetric teams behind. MADPO's lead is too small in
+# the time that it has: its pairs are balanced up to that hair.
+#
+# Cen-Cen has no such saddle. One policy writes both actions, so it need not make two
+# equal agents differ: with every answer as likely as any other it already learns which
+# answers win.
 #
 # ## 3 A coordinator with a leader
 
@@ -193,11 +210,10 @@ for method in ("MADPO", "MARLHF"):
 leading = tensor([[0.0, 0, 1, 0], [0, 0, 1, 0], [0, 1, 0, 0]])
 leader_coordinator = 0.9 * leading + 0.1 * 0.25
 for name, law in (("fair", fair_coordinator), ("leading", leader_coordinator)):
-    both_up = law[0]
-    marginal = both_up @ calls.to(dtype)  # how often each agent calls
-    product = torch.where(calls == 1, marginal, 1 - marginal).prod(dim=1)
-    gap = (both_up * (both_up / product).log()).sum()
-    print(f"{name} coordinator, both up: realizability gap {gap:.3f} nats; "
+    marginal = (law @ calls.to(dtype))[:, None]  # how often each agent calls, by state
+    product = torch.where(calls == 1, marginal, 1 - marginal).prod(dim=2)
+    gap = first_law(0.5) @ (law * (law / product).log()).sum(dim=1)  # mean over states
+    print(f"{name} coordinator: realizability gap {gap:.3f} nats; "
           f"MADPO Dec-Cen ends at {train('MADPO', 0.5, 0.1, law):.3f}")
 
 # %% [markdown]

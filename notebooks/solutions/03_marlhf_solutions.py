@@ -66,14 +66,16 @@ from mapl_core.losses import (
     group_relative_advantages,
     magrpo_loss,
 )
+from mapl_core.models import dtype_for
 from mapl_core.notebook import check_parameters
 from mapl_core.profiles import load_profile
 from mapl_core.seeding import Stream
 from mapl_core.train import run_mapl
 
+device = "cuda" if torch.cuda.is_available() else "cpu"
+dtype = dtype_for(torch.cuda.get_device_capability() if device == "cuda" else None)
 print(f"python {sys.version.split()[0]}, mapl_core {mapl_core.__version__}, "
-      f"torch {torch.__version__}; device "
-      f"{'cuda' if torch.cuda.is_available() else 'cpu'}, float32")
+      f"torch {torch.__version__}; device {device}, model weights {dtype}")
 
 # %% tags=["parameters"]
 PROFILE = "pocket"  # scale of exercise 5: pocket, small or paper
@@ -200,7 +202,11 @@ print(f"equal at an error of about {equal:.2f}: {gradient_noise(equal)}")
 # %% [markdown]
 # About half of the difference that one answer makes: a critic has to be good.
 #
-# ## 5 Two seeds
+# ## 5 Another seed
+#
+# To be quick this is a smaller run than section 7's: MAGRPO only, fewer training posts and
+# fewer iterations. So compare these seeds with each other, and their spread with the
+# differences between algorithms on your own plot.
 
 # %%
 finals = {}
@@ -212,6 +218,7 @@ for seed, config in configs.items():
 print(f"spread between seeds: {max(finals.values()) - min(finals.values()):.3f}")
 
 # %% [markdown]
-# Two algorithms that differ by less than this spread have not been told apart. With one
-# seed you may say how *this* team did on these posts, nothing about the algorithm:
-# hence five seeds and t intervals in the tables.
+# Two algorithms that differ by less than this spread have not been told apart; and two
+# seeds are too few to know the spread well. With one seed you may say how *this* team did
+# on these posts, nothing about the algorithm: hence several seeds and t intervals in the
+# tables.

@@ -61,14 +61,16 @@ from torch import tensor
 
 import mapl_core
 from mapl_core.losses import madpo_loss
+from mapl_core.models import dtype_for
 from mapl_core.notebook import check_parameters
 from mapl_core.profiles import load_profile
 from mapl_core.seeding import Stream
 from mapl_core.train import run_mapl
 
+device = "cuda" if torch.cuda.is_available() else "cpu"
+dtype = dtype_for(torch.cuda.get_device_capability() if device == "cuda" else None)
 print(f"python {sys.version.split()[0]}, mapl_core {mapl_core.__version__}, "
-      f"torch {torch.__version__}; device "
-      f"{'cuda' if torch.cuda.is_available() else 'cpu'}, float32")
+      f"torch {torch.__version__}; device {device}, model weights {dtype}")
 
 # %% tags=["parameters"]
 PROFILE = "pocket"  # scale of exercise 4: pocket, small or paper
@@ -99,26 +101,26 @@ generator = Stream(SEED, "solutions 04").generator()
 
 # %%
 zero = torch.zeros(1, 2, 1)
-for margins in ((5.0, 5.0), (20.0, -10.0)):
-    margin = tensor(margins).view(1, 2, 1).requires_grad_()
-    loss, _ = madpo_loss(margin, zero, zero, zero, beta=0.1)
-    pull = -torch.autograd.grad(loss, margin)[0].flatten()
-    print(margins, [round(x, 5) for x in pull.tolist()])
+for edges in ((5.0, 5.0), (20.0, -10.0)):
+    table = tensor(edges).view(1, 2, 1).requires_grad_()
+    loss, _ = madpo_loss(table, zero, zero, zero, beta=0.1)
+    pull = -torch.autograd.grad(loss, table)[0].flatten()
+    print(edges, [round(x, 5) for x in pull.tolist()])
 
 # %% [markdown]
 # ## 2 Label smoothing
 #
-# With smoothing $\epsilon$ the pull is
+# With smoothing $\epsilon$ and the team's margin $m=\beta\sum_jd_j$ the pull is
 # $\beta\,[(1-\epsilon)\,\sigma(-m)-\epsilon\,\sigma(m)]$. It vanishes where
-# $\sigma(m)=1-\epsilon$, at $m=\log\frac{0.9}{0.1}=2.197$, a sum of log-ratios of 21.97.
+# $\sigma(m)=1-\epsilon$, at $m=\log\frac{0.9}{0.1}=2.197$, a sum of edges of 21.97.
 # Beyond that the loss pulls *back*: it does not believe its labels further than that.
 
 # %%
 for known in (0.0, 10 * math.log(9.0), 60.0):
-    margin = tensor([[[known], [0.0]]]).requires_grad_()
-    loss, _ = madpo_loss(margin, zero, zero, zero, beta=0.1, label_smoothing=0.1)
-    pull = -torch.autograd.grad(loss, margin)[0][0, 0].item()
-    print(f"sum of log-ratios {known:5.2f}: pull {pull:+.5f}")
+    edges = tensor([[[known], [0.0]]]).requires_grad_()
+    loss, _ = madpo_loss(edges, zero, zero, zero, beta=0.1, label_smoothing=0.1)
+    pull = -torch.autograd.grad(loss, edges)[0][0, 0].item()
+    print(f"sum of edges {known:5.2f}: pull {pull:+.5f}")
 
 # %% [markdown]
 # ## 3 Another third answer
@@ -147,15 +149,17 @@ for third in (3.0, -3.0):
 #
 # The margin is beta times a log-ratio, so with a larger beta a small move of the policy
 # separates a pair and the pull fades early: the team stays near the base. Look at the
-# distance (the chosen log-ratio, reward over beta) and at what it costs in score.
+# distance from the base, for which the winners' log-ratio stands here (their implicit
+# reward over beta, mean over the last iteration's batches), and at what it costs in
+# score.
 
 # %%
 for beta, config in configs.items():
     run = run_mapl(config, folder / f"beta_{beta:g}", progress=False)
     scores = [row.value for row in run.metrics if row.metric == "score"]
-    margin = run.final("train/margin")
-    print(f"beta {beta:g}: score {scores[0]:.3f} -> {scores[-1]:.3f}; last margin "
-          f"{margin:.3f}, as a log-ratio {margin / beta:.2f} nats")
+    distance = run.final("train/chosen_reward") / beta
+    print(f"beta {beta:g}: score {scores[0]:.3f} -> {scores[-1]:.3f}; log-ratio of the "
+          f"winners {distance:.2f} nats, margin {run.final('train/margin'):.3f}")
 
 # %% [markdown]
 # ## 5 One joint backward pass, and agent by agent

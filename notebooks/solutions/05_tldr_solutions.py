@@ -15,7 +15,8 @@
 # %% [markdown]
 # # Solutions to 05 TLDR
 #
-# The first is words; the other two train small teams and compare numbers.
+# The first is words; the other two train small teams (16 posts, two iterations, less than
+# the profile's) and compare numbers.
 
 # %%
 import tempfile
@@ -40,9 +41,12 @@ print(f"{reward.total:.2f} of 3", {k: round(v, 2) for k, v in reward.parts.items
 assert reward.total > 2.9
 
 # %% [markdown]
-# **2.** MARLHF climbs a *learned* reward. Where its pairs say "longer won", the model
-# extrapolates beyond the ratio of 3.2 at which the oracle stops paying, and the policy
-# follows. MADPO only ever imitates answers that were really seen to win.
+# **2.** MARLHF climbs a *learned* reward. Where its pairs say "longer won", the model can
+# extrapolate beyond the ratio of 3.2 at which the oracle begins to pay less, and the
+# policy follows. MADPO's pairs hold answers that were really seen to win and to lose. But
+# it is not safe either: weights are shared, and an answer that no pair contains may rise
+# with the winners (04, section 4). In a pocket run of 32 posts one MADPO team of nine,
+# Cen-Cen with seed 0, reached a ratio of 5.0 and lost score in its last iteration.
 
 
 # %%
@@ -59,12 +63,20 @@ def train(method, **changes):
     return table.round(2)
 
 
-print("madpo\n", train("madpo"), "\nmarlhf\n", train("marlhf"))
+madpo = train("madpo")
+print("madpo\n", madpo, "\nmarlhf\n", train("marlhf"))
 
 # %% [markdown]
 # **3.** Without the reference the log-ratio becomes the plain log-probability, a sum of
 # negative terms: longer losers start with a larger margin, shorter ones with a smaller
 # one, so the weight of a pair depends on lengths before anything is learnt.
+#
+# Both runs side by side, lengths in tokens. Column 0 is the same untrained team; compare
+# the last columns. A pair whose winner is the longer side starts with a negative margin
+# and pulls hardest, so one would look for longer answers under "none", most of all in
+# agent 1's. One run of each says how these two teams differ, not whether the next two
+# would.
 
 # %%
-print("reference none\n", train("madpo", reference="none"))
+sides = {"base": madpo, "none": train("madpo", reference="none")}
+pd.concat(sides, axis=1, names=["reference"])
