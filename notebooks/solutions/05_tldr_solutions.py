@@ -45,8 +45,9 @@ assert reward.total > 2.9
 # extrapolate beyond the ratio of 3.2 at which the oracle begins to pay less, and the
 # policy follows. MADPO's pairs hold answers that were really seen to win and to lose. But
 # it is not safe either: weights are shared, and an answer that no pair contains may rise
-# with the winners (04, section 4). In a pocket run of 32 posts one MADPO team of nine,
-# Cen-Cen with seed 0, reached a ratio of 5.0 and lost score in its last iteration.
+# with the winners (04, section 4). In the documented run at `small` (docs/runs), MADPO
+# overshot to a mean ratio of 8.8 in its first iteration; the pairs of the second, drawn
+# from that team, brought it back.
 
 
 # %%
