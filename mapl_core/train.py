@@ -39,7 +39,8 @@ from mapl_core.buffers import (
 from mapl_core.comparators import Comparator
 from mapl_core.domains import get_domain
 from mapl_core.domains.base import Domain, Task
-from mapl_core.models import check_model_name, describe, load_model
+from mapl_core.model_names import check_model_name
+from mapl_core.models import describe, load_model
 from mapl_core.policies import Budget, JointPolicy
 from mapl_core.profiles import RunConfig
 from mapl_core.results import (

@@ -16,10 +16,10 @@ from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from mapl_core import models, pocket
+from mapl_core.model_names import check_model_name
 from mapl_core.models import (
     HUB_LOCK,
     LoadedModel,
-    check_model_name,
     describe,
     dtype_for,
     load_model,

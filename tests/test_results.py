@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import math
 import os
@@ -10,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -276,26 +276,21 @@ def test_a_lock_leaves_no_file_and_no_folder_of_its_own(tmp_path: Path):
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["result"]
 
 
-def test_a_lock_that_waited_for_one_that_was_taken_away_still_keeps_others_out(tmp_path: Path):
-    """The file that the waiting one has open is removed with the first lock; a lock on that file would be nobody's."""
-    entered, leave = threading.Event(), threading.Event()
+def test_a_lock_on_a_file_that_was_just_taken_away_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Between opening and locking the last holder removes the file: held must be the one that others will find."""
+    locked, flock = [], fcntl.flock
 
-    def wait_and_hold() -> None:
-        with folder_lock(tmp_path, wait_seconds=20):
-            entered.set()
-            leave.wait(20)
+    def lock(file, operation: int) -> None:
+        if not locked:
+            (tmp_path / ".lock").unlink()
+        locked.append(operation)
+        flock(file, operation)
 
+    monkeypatch.setattr(fcntl, "flock", lock)
     with folder_lock(tmp_path):
-        waiting = threading.Thread(target=wait_and_hold)
-        waiting.start()
-        assert not entered.wait(0.3)
-    try:
-        assert entered.wait(20)
-        with pytest.raises(ResultError, match="in use by process"), folder_lock(tmp_path):
+        assert len(locked) == 2
+        with pytest.raises(ResultError, match=f"in use by process {os.getpid()}"), folder_lock(tmp_path):
             pass
-    finally:
-        leave.set()
-        waiting.join()
 
 
 def test_check_writable_leaves_no_trace_and_names_the_folder_and_the_ways_to_another(tmp_path: Path, monkeypatch):
