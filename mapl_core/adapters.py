@@ -17,6 +17,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor, nn
 
+from mapl_core.attention import SHARED_PROMPTS, can_share_prompts
 from mapl_core.models import LoadedModel
 from mapl_core.seeding import Stream
 
@@ -49,6 +50,8 @@ class AdaptedModel:
         self.trainable: list[str] = []
         self._peft: PeftModel | None = None
         _remove_dropout(loaded.model)
+        if can_share_prompts(config):
+            loaded.model.set_attn_implementation(SHARED_PROMPTS)
         loaded.model.requires_grad_(False)
         if gradient_checkpointing:
             loaded.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -80,12 +83,8 @@ class AdaptedModel:
 
     @property
     def shares_prompts(self) -> bool:
-        """Whether the attention takes a block mask, so that the responses to one prompt can share its forward pass."""
-        config = self.loaded.model.config
-        uses_window = "sliding_attention" in (getattr(config, "layer_types", None) or []) or bool(
-            getattr(config, "sliding_window", None)
-        )
-        return config._attn_implementation in ("sdpa", "eager") and not uses_window
+        """Whether the responses to one prompt can share its forward pass (see `attention`)."""
+        return self.loaded.model.config._attn_implementation == SHARED_PROMPTS
 
     def add_adapter(self, name: str, stream: Stream) -> None:
         """Add a fresh, trainable adapter: lora_B is zero, so it starts as the base; lora_A is drawn from `stream`."""

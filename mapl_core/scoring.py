@@ -1,8 +1,8 @@
 """Forward passes that score given texts: log-probabilities of responses, and scalars read at a text's last token.
 
-Responses to one prompt are packed behind it in a single row: `prompt | response | response | ...`. A block attention
-mask lets each response see the prompt and itself, and its positions start again behind the prompt, so every number is
-that of the response scored alone, while the prompt is computed once. Rows are run in micro-batches of bounded size;
+Responses to one prompt are packed behind it in a single row: `prompt | response | response | ...`. Attention lets each
+response see the prompt and itself (see `attention`), and its positions start again behind the prompt, so every number
+is that of the response scored alone, while the prompt is computed once. Rows are run in micro-batches of bounded size;
 gradients are accumulated one micro-batch at a time, so memory does not grow with the number of pairs.
 """
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
 from mapl_core.adapters import AdaptedModel
+from mapl_core.attention import Packing
 from mapl_core.losses import exact_kl
 from mapl_core.seeding import Stream
 
@@ -37,7 +38,7 @@ class PackedRow:
 
 
 def pack_rows(items: Sequence[Item], *, max_tokens: int, share_prompts: bool) -> list[list[PackedRow]]:
-    """Group responses by prompt into rows and rows into micro-batches of at most `max_tokens` padded tokens.
+    """Group responses by prompt into rows and rows into micro-batches of at most `max_tokens` tokens.
 
     A single response longer than `max_tokens` gets a micro-batch of its own.
     """
@@ -59,7 +60,9 @@ def pack_rows(items: Sequence[Item], *, max_tokens: int, share_prompts: bool) ->
     rows.sort(key=lambda row: row.length)  # neighbours of like length waste little padding
     batches: list[list[PackedRow]] = []
     for row in rows:
-        if batches and row.length * (len(batches[-1]) + 1) <= max_tokens:
+        together = [*(batches[-1] if batches else []), row]
+        held = sum(r.length for r in together) if share_prompts else row.length * len(together)
+        if batches and held <= max_tokens:
             batches[-1].append(row)
         else:
             batches.append([row])
@@ -68,11 +71,11 @@ def pack_rows(items: Sequence[Item], *, max_tokens: int, share_prompts: bool) ->
 
 @dataclass
 class PackedBatch:
-    """Tensors of one micro-batch of rows, right-padded.
+    """Tensors of one micro-batch.
 
     Attributes:
-        input_ids, position_ids: (rows, length).
-        attention_mask: (rows, 1, length, length) additive float mask.
+        inputs: what the backbone is given: `input_ids` and `position_ids`, and which tokens see which: the `packing` of
+            one flat sequence, or the `attention_mask` of right-padded rows that hold one response each.
         predictors: flat positions whose hidden state predicts a response token, (tokens,).
         targets: those response tokens, (tokens,).
         owners: for each of them, the index of its response within the batch, (tokens,).
@@ -80,9 +83,7 @@ class PackedBatch:
         members: index of each response among the distinct items.
     """
 
-    input_ids: Tensor
-    position_ids: Tensor
-    attention_mask: Tensor
+    inputs: dict[str, Tensor | Packing]
     predictors: Tensor
     targets: Tensor
     owners: Tensor
@@ -90,42 +91,52 @@ class PackedBatch:
     members: list[int]
 
 
-def build_batch(rows: Sequence[PackedRow], *, pad_id: int, dtype: torch.dtype, device: torch.device) -> PackedBatch:
+def build_batch(rows: Sequence[PackedRow], *, shared: bool, pad_id: int, device: torch.device) -> PackedBatch:
+    """Tensors of `rows`: one flat sequence where prompts are `shared`, else a padded row for each of them."""
     width = max(row.length for row in rows)
-    input_ids = torch.full((len(rows), width), pad_id, dtype=torch.long)
-    position_ids = torch.zeros((len(rows), width), dtype=torch.long)
-    segments = torch.full((len(rows), width), -1, dtype=torch.long)
+    tokens: list[int] = []
+    positions: list[int] = []
+    prompts, responses, parents = [], [], []  # spans in the flat sequence
     predictors: list[int] = []
     targets: list[int] = []
     owners: list[int] = []
     last: list[int] = []
     members: list[int] = []
-    for r, row in enumerate(rows):
-        start, offset = len(row.prompt), r * width
-        input_ids[r, :start] = torch.tensor(row.prompt, dtype=torch.long)
-        position_ids[r, :start] = torch.arange(start)
-        segments[r, :start] = 0
-        for segment, (response, member) in enumerate(zip(row.responses, row.members, strict=True), start=1):
-            end = start + len(response)
-            input_ids[r, start:end] = torch.tensor(response, dtype=torch.long)
-            position_ids[r, start:end] = len(row.prompt) + torch.arange(len(response))
-            segments[r, start:end] = segment
+    for number, row in enumerate(rows):
+        start, length = len(tokens), len(row.prompt)
+        prompts.append(range(start, start + length))
+        tokens += row.prompt
+        positions += range(length)
+        for response, member in zip(row.responses, row.members, strict=True):
+            own = range(len(tokens), len(tokens) + len(response))
             if response:
-                predictors += [offset + len(row.prompt) - 1, *range(offset + start, offset + end - 1)]
+                responses.append(own)
+                parents.append(number)
+                predictors += [start + length - 1, *own[:-1]]
+            tokens += response
+            positions += range(length, length + len(response))
             targets += response
             owners += [len(members)] * len(response)
-            last.append(offset + (end if response else len(row.prompt)) - 1)
+            last.append(own[-1] if response else start + length - 1)
             members.append(member)
-            start = end
-    causal = torch.ones(width, width, dtype=torch.bool).tril()
-    same = segments[:, :, None] == segments[:, None, :]
-    visible = causal & (same | (segments[:, None, :] == 0)) & (segments[:, None, :] >= 0)
-    visible |= torch.eye(width, dtype=torch.bool)  # a pad sees itself: a fully masked row would be NaN
-    mask = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)
+        if not shared:
+            padding = (number + 1) * width - len(tokens)
+            tokens += [pad_id] * padding
+            positions += [0] * padding
+    shape = (1, -1) if shared else (len(rows), width)
+    inputs = {
+        name: torch.tensor(v, device=device).view(shape)
+        for name, v in (("input_ids", tokens), ("position_ids", positions))
+    }
+    if shared:
+        inputs["packing"] = Packing.of(prompts, responses, parents, device)
+        # Transformers hands a 4D mask on as it is, and our attention reads none; any other would return NaN.
+        inputs["attention_mask"] = torch.full((1, 1, 1, 1), torch.nan, device=device)
+    else:
+        lengths = torch.tensor([row.length for row in rows], device=device)
+        inputs["attention_mask"] = (torch.arange(width, device=device) < lengths[:, None]).long()
     return PackedBatch(
-        input_ids.to(device),
-        position_ids.to(device),
-        mask[:, None].to(device),
+        inputs,
         *(torch.tensor(v, dtype=torch.long, device=device) for v in (predictors, targets, owners, last)),
         members,
     )
@@ -149,24 +160,12 @@ def _micro_batches(adapted: AdaptedModel, packed: Sequence[Sequence[PackedRow]])
     """One after the other: the masks of all of them at once would grow with the number of pairs."""
     pad_id = adapted.tokenizer.pad_token_id or 0  # any id does: pads are masked by position, never by id
     for rows in packed:
-        yield build_batch(rows, pad_id=pad_id, dtype=adapted.loaded.dtype, device=adapted.device)
+        yield build_batch(rows, shared=adapted.shares_prompts, pad_id=pad_id, device=adapted.device)
 
 
 def _hidden_states(adapted: AdaptedModel, batch: PackedBatch) -> Tensor:
-    """(rows * length, hidden) last hidden states of a batch under the active adapter."""
-    # Without block masks a row holds one response, and the ordinary causal mask over its real tokens is enough.
-    mask = batch.attention_mask if adapted.shares_prompts else _real_tokens(batch)
-    out = adapted.backbone(
-        input_ids=batch.input_ids, attention_mask=mask, position_ids=batch.position_ids, use_cache=False
-    )
-    return out.last_hidden_state.flatten(0, 1)
-
-
-def _real_tokens(batch: PackedBatch) -> Tensor:
-    """(rows, length) 1 for the tokens of a row that holds one response, 0 for its padding."""
-    rows, width = batch.input_ids.shape
-    lengths = batch.last - torch.arange(rows, device=batch.last.device) * width + 1
-    return (torch.arange(width, device=lengths.device)[None, :] < lengths[:, None]).long()
+    """(tokens, hidden) last hidden states of a batch under the active adapter."""
+    return adapted.backbone(**batch.inputs, use_cache=False).last_hidden_state.flatten(0, 1)
 
 
 def _response_logprobs(adapted: AdaptedModel, batch: PackedBatch, temperature: float) -> tuple[Tensor, Tensor]:

@@ -228,6 +228,8 @@ def update_actor_critic(
             groups = policy.sample(batch, config.num_generations, _numbered(stream, epoch, number))
             trajectories = [trajectory for group in groups for trajectory in group]
             rewards = reward(trajectories)
+            returns = rewards.sum(dim=1).view(len(batch), config.num_generations)
+            averages.add(_group_metrics(returns, trajectories), len(batch))
             if number == 0:
                 averages.add(_sampler_gap(policy, trajectories, config))
             values = critics.values(trajectories)  # the actor's advantages use the critics as they were

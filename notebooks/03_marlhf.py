@@ -614,9 +614,8 @@ for trajectory, value, logprob in zip(
 # `run_mapl` with MAGRPO, CoLLM-CC and CoLLM-DC as the RL inside MARLHF. Left, on the plot
 # below: the oracle's score. Right: `train/oracle_agreement`, how often the reward model
 # and the oracle order two answers of one group alike, over the groups that an iteration
-# practises on. (The update of MAGRPO logs it, those of the actor-critics do not.) One
-# half is a coin toss: the nearer the line comes to it, the less the practice has to do
-# with what the oracle pays for.
+# practises on. One half is a coin toss: the nearer the line comes to it, the less the
+# practice has to do with what the oracle pays for.
 #
 # Why not plot the learned reward itself? `metrics.csv` has it, of the training groups
 # (`train/reward`) and of the evaluation answers (`reward_model/evaluation_reward`). But
@@ -662,12 +661,11 @@ for (algorithm, run), line in zip(runs.items(), ("-", "--", ":")):
     panels[0].fill_between(steps, [b.low for b in bounds], [b.high for b in bounds],
                            color=ink, alpha=0.1, linewidth=0)
     alike = [(row.env_steps, row.value) for row in run.metrics
-             if row.metric == "train/oracle_agreement"]  # none for the actor-critics
-    if alike:
-        panels[1].plot(*zip(*alike), line, marker="o", color=ink)
-        judged.append(f"{algorithm} {', '.join(f'{y:.2f}' for _, y in alike)}")
+             if row.metric == "train/oracle_agreement"]
+    panels[1].plot(*zip(*alike), line, marker="o", color=ink)
+    judged.append(f"{algorithm} {', '.join(f'{y:.2f}' for _, y in alike)}")
     summary.append(f"{algorithm} {bounds[0].mean:.3f} to {bounds[-1].mean:.3f}")
-judged = "; ".join(judged) or "not logged by these algorithms"
+judged = "; ".join(judged)
 panels[0].set(ylabel="TLDR score (oracle)", xlabel="joint responses trained on")
 panels[0].legend(frameon=False)
 panels[1].set(ylabel="agreement with the oracle", xlabel="joint responses trained on",

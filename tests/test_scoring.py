@@ -14,7 +14,14 @@ from toy_models import adapted_model, gradients, plain_logprob, randomize_adapte
 
 from mapl_core import scoring
 from mapl_core.adapters import AdaptedModel
-from mapl_core.scoring import ScalarModel, accumulate_logprob_gradients, build_batch, pack_rows, response_logprobs
+from mapl_core.scoring import (
+    PackedRow,
+    ScalarModel,
+    accumulate_logprob_gradients,
+    build_batch,
+    pack_rows,
+    response_logprobs,
+)
 from mapl_core.seeding import Stream
 
 LONG, SHORT = (7, 8, 9, 10, 11, 12, 13), (14, 15)
@@ -225,7 +232,7 @@ def test_tok5_bases_that_cannot_share_prompts_give_the_same(request, monkeypatch
 
 
 def test_a_window_shorter_than_the_text_is_respected(tiny_qwen3):
-    """Sliding-window attention takes no block mask: the plain batches must give what the model itself gives."""
+    """Sliding-window attention shares no prompts: the plain batches must give what the model itself gives."""
     window = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
     adapted = adapted_model(tiny_qwen3(**window), "agent0")
     found = response_logprobs(adapted, "agent0", ITEMS, max_tokens=60)
@@ -281,7 +288,7 @@ def test_memory_is_bounded_by_the_micro_batch(tiny_qwen3):
 
 
 def test_memory_holds_one_micro_batch_at_a_time(tiny_qwen3, monkeypatch):
-    """A mask is the square of its length: those of all micro-batches at once would grow with the number of pairs."""
+    """Masks grow with the texts of a batch: those of all micro-batches at once would grow with the number of pairs."""
     built, most = [], []
 
     def note(*args, build=scoring.build_batch, **options):
@@ -323,32 +330,24 @@ def test_packing_loses_and_repeats_no_response():
             assert sum(len(row.members) for row in rows) == len(items)
 
 
-def test_the_block_mask_shows_a_response_its_prompt_and_itself_alone():
-    """By hand: prompt (1 2), responses (3) and (4 5), in a row padded by one."""
-    rows = [
-        r
-        for batch in pack_rows([((1, 2), (3,)), ((1, 2), (4, 5)), ((6,), (7,) * 5)], max_tokens=99, share_prompts=True)
-        for r in batch
-    ]
-    batch = build_batch(rows, pad_id=0, dtype=torch.float32, device=torch.device("cpu"))
-    row = next(i for i, r in enumerate(rows) if len(r.responses) == 2)
-    assert batch.input_ids[row].tolist() == [1, 2, 3, 4, 5, 0]
-    assert batch.position_ids[row].tolist() == [0, 1, 2, 2, 3, 0]
-    assert (batch.attention_mask[row, 0] == 0).int().tolist() == [
-        [1, 0, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0, 0],
-        [1, 1, 1, 0, 0, 0],
-        [1, 1, 0, 1, 0, 0],
-        [1, 1, 0, 1, 1, 0],
-        [1, 1, 0, 0, 0, 1],  # a pad may look where it likes; nobody looks at it
-    ]
-    width = 6
-    own = [
-        (int(p) - row * width, int(t))
-        for p, t in zip(batch.predictors, batch.targets, strict=True)
-        if row * width <= p < (row + 1) * width
-    ]
-    assert own == [(1, 3), (1, 4), (3, 5)]
+def test_the_tensors_of_a_micro_batch_by_hand():
+    """Prompt (1 2) with responses (3), none and (4 5), then prompt (6) with (7 8); flat, and padded one by one."""
+    flat = [PackedRow((1, 2), ((3,), (), (4, 5)), (0, 3, 1)), PackedRow((6,), ((7, 8),), (2,))]
+    batch = build_batch(flat, shared=True, pad_id=9, device=torch.device("cpu"))
+    assert batch.inputs["input_ids"].tolist() == [[1, 2, 3, 4, 5, 6, 7, 8]]
+    assert batch.inputs["position_ids"].tolist() == [[0, 1, 2, 2, 3, 0, 1, 2]]
+    assert batch.targets.tolist() == [3, 4, 5, 7, 8] and batch.predictors.tolist() == [1, 1, 3, 5, 6]
+    assert batch.owners.tolist() == [0, 2, 2, 3, 3] and batch.members == [0, 3, 1, 2]
+    assert batch.last.tolist() == [2, 1, 4, 7]
+    packing = batch.inputs["packing"]
+    assert (packing.prompts, packing.responses, packing.parent.tolist()) == ((2, 2), (3, 2), [0, 0, 1])
+
+    alone = [PackedRow((1, 2), ((3,),), (0,)), PackedRow((6,), ((),), (2,)), PackedRow((1, 2), ((4, 5),), (1,))]
+    batch = build_batch(alone, shared=False, pad_id=9, device=torch.device("cpu"))
+    assert batch.inputs["input_ids"].tolist() == [[1, 2, 3, 9], [6, 9, 9, 9], [1, 2, 4, 5]]
+    assert batch.inputs["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1]]
+    assert batch.targets.tolist() == [3, 4, 5] and batch.predictors.tolist() == [1, 9, 10]
+    assert batch.last.tolist() == [2, 4, 11] and "packing" not in batch.inputs
 
 
 def test_a_zero_weight_costs_no_forward_pass(tiny_qwen3):

@@ -474,6 +474,16 @@ def test_rm7_learned_and_oracle_reward_stand_side_by_side_after_every_iteration(
         assert math.isfinite(value(result, "reward", iteration))
 
 
+@pytest.mark.parametrize("algorithm", ["magrpo", "collm_cc", "collm_dc"])
+def test_every_algorithm_logs_how_often_its_reward_orders_answers_as_the_oracle_does(config, tmp_path, algorithm):
+    """The oracle against itself is always right; its reward is then also the reward trained on."""
+    result = run_mapl(config(algorithm, iterations=1), tmp_path / "oracle", progress=False)
+    assert value(result, "train/oracle_agreement", 1) == 1.0
+    assert value(result, "train/reward", 1) == pytest.approx(value(result, "train/oracle_reward", 1))
+    learned = run_mapl(config("marlhf", marl_algorithm=algorithm, iterations=1), tmp_path / "learned", progress=False)
+    assert 0.0 <= value(learned, "train/oracle_agreement", 1) <= 1.0
+
+
 def test_dec_cen_scores_a_coordinators_sections_under_the_agents_own_prompts(config):
     team = build_team(config(paradigm="dec-cen", comparator="model"))
     task = team.train_tasks[0]

@@ -3,7 +3,8 @@
 rollouts   20 samples of 48 tokens for each of 8 prompts of 120 tokens, against `model.generate` with
            num_return_sequences=20; same top-p, top-k off, the adapter merged in both
 update     one MADPO step on 16 pairs (4 tasks x 4 pairs, prompts of 120 tokens, responses of 48) of two agents, against
-           the same step with every response scored alone; and its peak memory as the number of pairs doubles
+           the same step with every response scored alone
+memory     the peak of the process after updates on one, two and four times as many pairs
 
 Not a timed test: run it alone on the machine. Each side is warmed up, then timed `--repeats` times; the median counts.
 """
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import dataclasses
 import resource
 import statistics
 import time
@@ -21,16 +21,18 @@ from collections.abc import Callable
 import torch
 
 from mapl_core.adapters import AdaptedModel
+from mapl_core.buffers import PreferencePair, Response, Trajectory
 from mapl_core.domains import get_domain
-from mapl_core.losses import madpo_loss
 from mapl_core.models import load_model
+from mapl_core.policies import Budget, JointPolicy
+from mapl_core.profiles import load_profile
 from mapl_core.sampling import SamplingSettings, sample_responses
-from mapl_core.scoring import accumulate_logprob_gradients, response_logprobs
 from mapl_core.seeding import Stream
+from mapl_core.updates import TeamOptimizer, update_madpo
 
 PROMPTS, PROMPT_TOKENS, SAMPLES, NEW_TOKENS = 8, 120, 20, 48
 TASKS, PAIRS = 4, 4
-AGENTS = ("agent0", "agent1")
+SAMPLER = "sampler"
 
 
 def seconds(run: Callable[[], object], repeats: int) -> float:
@@ -52,11 +54,10 @@ def random_ids(count: int, length: int, vocabulary: int, seed: int) -> list[tupl
 
 def adapted_model(name: str) -> AdaptedModel:
     adapted = AdaptedModel(load_model(name))
-    for index, agent in enumerate(AGENTS):
-        adapted.add_adapter(agent, Stream(index, "benchmark"))
-        with torch.no_grad():
-            for weight in adapted.parameters(agent)[1::2]:  # lora_B starts at zero: an adapter that does nothing
-                weight.normal_(std=0.01, generator=torch.Generator().manual_seed(index))
+    adapted.add_adapter(SAMPLER, Stream(0, "benchmark"))
+    with torch.no_grad():
+        for weight in adapted.parameters(SAMPLER)[1::2]:  # lora_B starts at zero: an adapter that does nothing
+            weight.normal_(std=0.01, generator=torch.Generator().manual_seed(0))
     return adapted
 
 
@@ -76,12 +77,10 @@ def rollouts(adapted: AdaptedModel, repeats: int) -> None:
     free.__class__ = NeverStops
 
     def ours() -> None:
-        sample_responses(
-            free, AGENTS[0], prompts, uniforms, samples=SAMPLES, settings=settings, max_cached_tokens=65536
-        )
+        sample_responses(free, SAMPLER, prompts, uniforms, samples=SAMPLES, settings=settings, max_cached_tokens=65536)
 
     ids = torch.tensor(prompts)
-    with adapted.using(AGENTS[0]):
+    with adapted.using(SAMPLER):
         merged = copy.deepcopy(adapted.model).merge_and_unload()
 
     def generate() -> None:
@@ -109,51 +108,71 @@ def rollouts(adapted: AdaptedModel, repeats: int) -> None:
     )
 
 
-def update(adapted: AdaptedModel, repeats: int) -> None:
-    vocabulary = adapted.loaded.model.config.vocab_size
+def update_step(adapted: AdaptedModel) -> Callable[[int], object]:
+    """One MADPO step of a fresh team on the pairs of so many tasks."""
+    config = load_profile("small").config("tldr", "madpo", batch_size=4 * TASKS * PAIRS, micro_batch_tokens=2048)
+    policy = JointPolicy(
+        get_domain("tldr"),
+        "dec",
+        [adapted, adapted],
+        [SamplingSettings(max_new_tokens=NEW_TOKENS)] * 2,
+        prompt_form="text",
+        stream=Stream(0, "benchmark"),
+        budget=Budget(config.micro_batch_tokens),
+    )
+    optimizer, vocabulary = TeamOptimizer(policy, config), adapted.loaded.model.config.vocab_size
+    return lambda tasks: update_madpo(policy, optimizer, random_pairs(tasks, vocabulary), Stream(0, "b"), config)
 
-    def items(agent: int, tasks: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        prompts = random_ids(tasks, PROMPT_TOKENS, vocabulary, seed=10 + agent)
-        responses = random_ids(tasks * PAIRS * 2, NEW_TOKENS, vocabulary, seed=20 + agent)
-        return [(prompts[index // (2 * PAIRS)], response) for index, response in enumerate(responses)]
 
-    def step(tasks: int, max_tokens: int) -> None:
-        of_agent = [items(agent, tasks) for agent in range(len(AGENTS))]
-        logprobs = torch.stack(
-            [
-                response_logprobs(adapted, name, of_agent[index], max_tokens=max_tokens)
-                for index, name in enumerate(AGENTS)
-            ],
-            dim=1,
-        )[:, :, None].requires_grad_()
-        winner, loser = logprobs[0::2], logprobs[1::2]
-        loss, _ = madpo_loss(winner, loser, winner.detach(), loser.detach())
-        weights = torch.autograd.grad(loss, logprobs)[0]
-        for index, name in enumerate(AGENTS):
-            for weight in adapted.parameters(name):
-                weight.grad = None
-            accumulate_logprob_gradients(adapted, name, of_agent[index], weights[:, index, 0], max_tokens=max_tokens)
-
+def update(step: Callable[[int], object], adapted: AdaptedModel, repeats: int) -> None:
     class Alone(AdaptedModel):
         shares_prompts = False  # plain batches: every response with its own copy of the prompt
 
-    shared, alone = seconds(lambda: step(TASKS, 2048), repeats), 0.0
-    original = adapted.__class__
+    shared, kind = seconds(lambda: step(TASKS), repeats), adapted.__class__
     adapted.__class__ = Alone
     try:
-        alone = seconds(lambda: step(TASKS, 2048), repeats)
+        alone = seconds(lambda: step(TASKS), repeats)
     finally:
-        adapted.__class__ = original
+        adapted.__class__ = kind
     print(
         f"update: shared prompts {shared:.1f} s, every response alone {alone:.1f} s: ratio {alone / shared:.2f} "
         "(wanted: at least 2)",
         flush=True,
     )
+
+
+def memory(step: Callable[[int], object]) -> None:
+    """Before anything else has raised the process's peak."""
     peaks = []
-    for tasks in (TASKS, 2 * TASKS):
-        step(tasks, 2048)
+    for tasks in (TASKS, 2 * TASKS, 4 * TASKS):
+        step(tasks)
         peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
-    print(f"peak memory so far in MiB with {TASKS * PAIRS} and {2 * TASKS * PAIRS} pairs: {peaks}", flush=True)
+    pairs = ", ".join(str(tasks * PAIRS) for tasks in (TASKS, 2 * TASKS, 4 * TASKS))
+    print(f"memory: peak of the process in MiB after updates on {pairs} pairs: {peaks}", flush=True)
+
+
+def random_pairs(tasks: int, vocabulary: int) -> list[PreferencePair]:
+    """Pairs of random ids, `PAIRS` for each task; the two agents read different prompts."""
+
+    def responses(seed: int) -> list[tuple[int, ...]]:
+        return random_ids(tasks * PAIRS * 2, NEW_TOKENS, vocabulary, seed)
+
+    prompts = [random_ids(tasks, PROMPT_TOKENS, vocabulary, seed) for seed in (10, 11)]
+    played = [
+        Trajectory(
+            task_id=f"task{index // (2 * PAIRS)}",
+            actions=(
+                tuple(
+                    Response(prompts[agent][index // (2 * PAIRS)], ids, "", False) for agent, ids in enumerate(written)
+                ),
+            ),
+            responses=(("", ""),),
+            rewards=(float(index % 2),),
+            parts=({},),
+        )
+        for index, written in enumerate(zip(responses(20), responses(21), strict=True))
+    ]
+    return [PreferencePair(winner, loser, True) for loser, winner in zip(played[::2], played[1::2], strict=True)]
 
 
 def main() -> None:
@@ -161,18 +180,18 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only", choices=("rollouts", "update"))
+    parser.add_argument("--only", choices=("rollouts", "update", "memory"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     adapted = adapted_model(options.model)
-    print(
-        f"{options.model}, {options.threads} threads, torch {torch.__version__}, settings "
-        f"{dataclasses.asdict(SamplingSettings(1.0, 0.9, NEW_TOKENS))}"
-    )
-    if options.only != "update":
+    print(f"{options.model}, {options.threads} threads, float32 products in full, torch {torch.__version__}")
+    step = update_step(adapted)
+    if options.only in (None, "memory"):
+        memory(step)
+    if options.only in (None, "rollouts"):
         rollouts(adapted, options.repeats)
-    if options.only != "rollouts":
-        update(adapted, options.repeats)
+    if options.only in (None, "update"):
+        update(step, adapted, options.repeats)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,127 @@
+"""Attention in which all responses to a prompt share the keys and values of its one forward pass.
+
+A micro-batch of prompts and responses is run as one flat sequence of real tokens. Inside attention its segments are
+laid out as two rectangles, the prompts (causal) and the responses, each of which sees its prompt and its own past. So
+linear layers see no padding, and no mask is as large as the square of the sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+SHARED_PROMPTS = "mapl_shared_prompts"
+SUPPORTED = ("llama", "qwen2", "qwen3")  # model types whose layers hand unknown arguments on to their attention
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where a flat sequence of T tokens holds its R prompts and S responses.
+
+    Attributes:
+        source: (R * longest prompt + S * longest response,) the token at each place of the two rectangles; a padded
+            place repeats token 0, and nothing reads it.
+        place: (T,) the place of each token, the inverse of `source`.
+        prompts, responses: shapes of the rectangles.
+        parent: (S,) index of each response's prompt.
+        visible: (S, 1, longest response, longest prompt + longest response) which keys each response token sees.
+    """
+
+    source: Tensor
+    place: Tensor
+    prompts: tuple[int, int]
+    responses: tuple[int, int]
+    parent: Tensor
+    visible: Tensor
+
+    @staticmethod
+    def of(prompts: Sequence[range], responses: Sequence[range], parent: Sequence[int], device) -> Packing:
+        """From the span of tokens of every prompt and response."""
+        shapes = [(len(spans), max(map(len, spans), default=0)) for spans in (prompts, responses)]
+        source = torch.zeros(sum(rows * width for rows, width in shapes), dtype=torch.long)
+        place = torch.empty(sum(map(len, prompts)) + sum(map(len, responses)), dtype=torch.long)
+        start = 0
+        for spans, (rows, width) in zip((prompts, responses), shapes, strict=True):
+            for row, span in enumerate(spans):
+                first = start + row * width
+                source[first : first + len(span)] = torch.arange(span.start, span.stop)
+                place[span.start : span.stop] = torch.arange(first, first + len(span))
+            start += rows * width
+        (_, longest), (count, width) = shapes
+        prompt_lengths = torch.tensor([len(prompts[index]) for index in parent], dtype=torch.long)
+        own = torch.ones(width, width, dtype=torch.bool).tril().expand(count, width, width)
+        shared = (torch.arange(longest) < prompt_lengths[:, None])[:, None, :].expand(count, width, longest)
+        return Packing(
+            source.to(device),
+            place.to(device),
+            *shapes,
+            torch.tensor(parent, dtype=torch.long, device=device),
+            torch.cat([shared, own], dim=-1)[:, None].to(device),
+        )
+
+
+def can_share_prompts(config: PretrainedConfig) -> bool:
+    """Whether a model with this configuration works with `shared_prompt_attention`; windows of attention do not."""
+    windows = "sliding_attention" in (getattr(config, "layer_types", None) or []) or getattr(
+        config, "sliding_window", None
+    )
+    return config.model_type in SUPPORTED and config._attn_implementation in ("sdpa", SHARED_PROMPTS) and not windows
+
+
+def shared_prompt_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    packing: Packing | None = None,
+    scaling: float | None = None,
+    **options,
+) -> tuple[Tensor, None]:
+    """Transformers' attention interface; a sequence without a `packing` gets Transformers' own sdpa attention.
+
+    Args:
+        query, key, value: (1, heads or key-value heads, T, head_dim).
+        attention_mask: not read where there is a packing.
+
+    Returns:
+        (1, T, heads, head_dim) and no attention weights.
+    """
+    if packing is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
+    split = packing.prompts[0] * packing.prompts[1]
+
+    def rectangles(x: Tensor) -> list[Tensor]:
+        """(R, heads, longest prompt, head_dim) and (S, heads, longest response, head_dim)."""
+        spread = x[0].transpose(0, 1).index_select(0, packing.source)
+        prompts, responses = spread.split([split, len(spread) - split])
+        return [
+            prompts.unflatten(0, packing.prompts).transpose(1, 2),
+            responses.unflatten(0, packing.responses).transpose(1, 2),
+        ]
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, **mask) -> Tensor:
+        grouped = q.device.type == "cpu"  # elsewhere grouped heads with a mask fall back to a kernel that is slow
+        if not grouped:
+            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        return scaled_dot_product_attention(q, k, v, scale=scaling, enable_gqa=grouped, **mask)
+
+    (prompt_q, q), (prompt_k, k), (prompt_v, v) = map(rectangles, (query, key, value))
+    mixed = [attend(prompt_q, prompt_k, prompt_v, is_causal=True)]
+    if len(q):
+        k = torch.cat([prompt_k.index_select(0, packing.parent), k], dim=2)
+        v = torch.cat([prompt_v.index_select(0, packing.parent), v], dim=2)
+        mixed.append(attend(q, k, v, attn_mask=packing.visible))
+    flat = torch.cat([part.transpose(1, 2).flatten(0, 1) for part in mixed])
+    return flat.index_select(0, packing.place)[None], None
+
+
+AttentionInterface.register(SHARED_PROMPTS, shared_prompt_attention)
+AttentionMaskInterface.register(SHARED_PROMPTS, sdpa_mask)
