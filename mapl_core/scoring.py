@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
+from torch.utils.checkpoint import checkpoint
 
 from mapl_core.adapters import AdaptedModel
 from mapl_core.attention import Packing
@@ -22,6 +23,8 @@ from mapl_core.seeding import Stream
 
 Ids = tuple[int, ...]
 Item = tuple[Ids, Ids]  # (prompt ids, response ids)
+
+LOGITS_HELD = 2**26  # logits in memory at a time, 256 MiB in float32
 
 
 @dataclass(frozen=True)
@@ -168,12 +171,49 @@ def _hidden_states(adapted: AdaptedModel, batch: PackedBatch) -> Tensor:
     return adapted.backbone(**batch.inputs, use_cache=False).last_hidden_state.flatten(0, 1)
 
 
-def _response_logprobs(adapted: AdaptedModel, batch: PackedBatch, temperature: float) -> tuple[Tensor, Tensor]:
-    """Summed log-probability of each response of a batch, and the float32 log-softmax it was read from."""
-    logits = adapted.output_layer(_hidden_states(adapted, batch)[batch.predictors])
-    log_probs = log_softmax(logits.float() / temperature, dim=-1)
-    token = log_probs.gather(1, batch.targets[:, None]).squeeze(1)
-    return torch.zeros(len(batch.members), device=token.device).index_add(0, batch.owners, token), log_probs
+def _token_logprobs(
+    adapted: AdaptedModel,
+    hidden: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float = 1.0,
+    reference: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """(tokens,) float32 log-probability of each target, and its exact KL to the reference where that is given.
+
+    The logits of a large vocabulary would outweigh everything else in memory. So they are held for some tokens at a
+    time, and a backward pass computes them again.
+
+    Args:
+        hidden: (tokens, hidden) the policy's hidden states that predict the targets.
+        reference: (tokens, hidden) the reference's.
+    """
+    rows = max(1, LOGITS_HELD // adapted.output_layer.weight.shape[0])
+
+    def log_probs(hidden: Tensor) -> Tensor:
+        return log_softmax(adapted.output_layer(hidden).float() / temperature, dim=-1)
+
+    def read(hidden: Tensor, targets: Tensor, reference: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        policy = log_probs(hidden)
+        # Log-probabilities are logits of themselves, normalised already: equal policies have a KL of exactly 0.
+        kl = None if reference is None else exact_kl(policy, log_probs(reference))
+        return policy.gather(1, targets[:, None]).squeeze(1), kl
+
+    given = (hidden, targets) if reference is None else (hidden, targets, reference)
+    if len(hidden) <= rows or not torch.is_grad_enabled():
+        parts = [read(*part) for part in zip(*(x.split(rows) for x in given), strict=True)]
+    else:
+        parts = [
+            checkpoint(read, *part, use_reentrant=False, preserve_rng_state=False)
+            for part in zip(*(x.split(rows) for x in given), strict=True)
+        ]
+    tokens, divergences = zip(*parts, strict=True)
+    return torch.cat(tokens), None if reference is None else torch.cat(divergences)
+
+
+def _per_response(batch: PackedBatch, of_tokens: Tensor) -> Tensor:
+    """(responses,) sums over the tokens of each response of a batch."""
+    return torch.zeros(len(batch.members), device=of_tokens.device).index_add(0, batch.owners, of_tokens)
 
 
 @torch.no_grad()
@@ -195,7 +235,9 @@ def response_logprobs(
     result = torch.zeros(len(distinct))
     with adapted.using(adapter):
         for batch in _micro_batches(adapted, _packed(adapted, distinct, max_tokens)):
-            result[batch.members] = _response_logprobs(adapted, batch, temperature)[0].cpu()
+            hidden = _hidden_states(adapted, batch)[batch.predictors]
+            token, _ = _token_logprobs(adapted, hidden, batch.targets, temperature=temperature)
+            result[batch.members] = _per_response(batch, token).cpu()
     return result[where]
 
 
@@ -212,7 +254,8 @@ def graph_logprobs(adapted: AdaptedModel, adapter: str, items: Sequence[Item], *
         return None
     (batch,) = _micro_batches(adapted, packed)
     with adapted.using(adapter):
-        logprobs, _ = _response_logprobs(adapted, batch, 1.0)
+        token, _ = _token_logprobs(adapted, _hidden_states(adapted, batch)[batch.predictors], batch.targets)
+    logprobs = _per_response(batch, token)
     order = torch.tensor(batch.members, device=logprobs.device).argsort()
     return logprobs[order][where].cpu()
 
@@ -249,12 +292,12 @@ def accumulate_logprob_gradients(
         reference = None
         if kl_weight:
             with torch.no_grad(), adapted.using(None):
-                reference = _response_logprobs(adapted, batch, 1.0)[1]
+                reference = _hidden_states(adapted, batch)[batch.predictors]
         with adapted.using(adapter):
-            logprobs, log_policy = _response_logprobs(adapted, batch, 1.0)
-            objective = (summed[members].to(logprobs.device) * logprobs).sum()
-            if reference is not None:
-                kl = exact_kl(log_policy, reference)  # log-probabilities are logits of themselves
+            hidden = _hidden_states(adapted, batch)[batch.predictors]
+            token, kl = _token_logprobs(adapted, hidden, batch.targets, reference=reference)
+            objective = (summed[members].to(token.device) * _per_response(batch, token)).sum()
+            if kl is not None:
                 weighted = (kl * counts[members].to(kl.device)[batch.owners]).sum()
                 total_kl += float(weighted.detach())
                 objective = objective + kl_weight * weighted

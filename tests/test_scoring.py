@@ -397,6 +397,25 @@ def test_the_kl_of_equal_policies_is_zero_with_zero_gradient(tiny_qwen3):
     assert all(float(gradient.abs().max()) < 1e-6 for gradient in gradients(adapted, "agent0"))
 
 
+@pytest.mark.parametrize("kl_weight", [0.0, 0.5])
+def test_logits_are_held_for_some_tokens_at_a_time_and_nothing_changes(tiny_qwen3, monkeypatch, kl_weight):
+    adapted = adapted_model(tiny_qwen3(), "agent0")
+    found = []
+    for held in (scoring.LOGITS_HELD, 3 * adapted.output_layer.weight.shape[0]):
+        monkeypatch.setattr(scoring, "LOGITS_HELD", held)
+        most = []
+        hook = adapted.output_layer.register_forward_hook(lambda *a, most=most: most.append(len(a[2])))
+        values = response_logprobs(adapted, "agent0", [*ITEMS, (LONG, ())], max_tokens=512)
+        kl = accumulate_logprob_gradients(adapted, "agent0", ITEMS, WEIGHTS, max_tokens=512, kl_weight=kl_weight)
+        hook.remove()
+        found.append((values, kl, gradients(adapted, "agent0"), max(most)))
+    (values, kl, wanted, whole), (chunked_values, chunked_kl, got, chunk) = found
+    assert chunk == 3 < whole
+    assert_close(chunked_values, values, rtol=1e-6, atol=0)
+    assert chunked_kl == pytest.approx(kl, rel=1e-5)
+    assert relative_difference(got, wanted) < 1e-6
+
+
 def test_the_kl_gradient_equals_finite_differences_and_adds_to_that_of_the_loss(tiny_qwen3):
     adapted = adapted_model(tiny_qwen3(dtype=torch.float64), "agent0")
     accumulate_logprob_gradients(adapted, "agent0", ITEMS, torch.zeros(len(ITEMS)), max_tokens=60, kl_weight=0.5)
