@@ -17,8 +17,8 @@ def restaurant(name, cost, cuisines, city="Brim"):
 
 def attraction(name, city="Brim"):
     return {
-        "Name": name, "Latitude": 1.25, "Longitude": -2.5, "Address": f"1 Main St, {city}, USA", "Phone": "(555) 010-0000",
-        "Website": "https://example.org/", "City": city,
+        "Name": name, "Latitude": 1.25, "Longitude": -2.5, "Address": f"1 Main St, {city}, USA",
+        "Phone": "(555) 010-0000", "Website": "https://example.org/", "City": city,
     }  # fmt: skip
 
 
@@ -121,3 +121,49 @@ def triple(plan, days=3):
     """The texts of a team of three."""
     teams = (LOGISTICS, ("breakfast", "lunch", "dinner"), ("attraction",))
     return [text(agent, items(plan, agent, days, owned)) for agent, owned in enumerate(teams)]
+
+
+def complete(plan, days=3):
+    """The plan with "-" in all other slots, as strict agents would write it."""
+    return {(day, name): plan.get((day, name), "-") for day in range(1, days + 1) for name in FIELDS}
+
+
+# A trip of two cities, with traps: one number on two days and ways, one name in both cities, equal names in one city
+TWO_CITIES = {
+    "Attractions in Brim": [attraction("Iris Park")],
+    "Attractions in Cove": [attraction("Iris Park", "Cove")],
+    "Restaurants in Brim": [restaurant(name, 10, "Cafe") for name in ("Ash", "Bay", "Cob")]
+    + [restaurant("Ash", 99, "Indian")],
+    "Restaurants in Cove": [restaurant(name, 20, "Indian", "Cove") for name in ("Ash", "Bay", "Cob")],
+    "Accommodations in Brim": [lodging("Elm", 50, "Private room", "", 2, 2)],
+    "Accommodations in Cove": [lodging("Elm", 60, "Private room", "", 2, 2, "Cove")],
+    "Flight from Alba to Brim on 2022-03-01": [flight("F7", "Alba", "Brim", "2022-03-01", 70),
+                                               flight("F7", "Alba", "Brim", "2022-03-02", 11)],
+    "Flight from Brim to Cove on 2022-03-03": "There is no flight from Brim to Cove on 2022-03-03.",
+    "Taxi from Brim to Cove": ride("taxi", "Brim", "Cove", 30),
+    "Flight from Cove to Alba on 2022-03-05": [flight("F7", "Cove", "Alba", "2022-03-05", 80)],
+}  # fmt: skip
+FIVE = {
+    "dates": [f"2022-03-0{day}" for day in range(1, 6)], "days": 5, "dest": "Ohio", "visiting_city_number": 2,
+    "budget": 900,
+}  # fmt: skip
+TOUR = complete(
+    {
+        (1, "current_city"): "from Alba to Brim", (2, "current_city"): "Brim", (3, "current_city"): "from Brim to Cove",
+        (4, "current_city"): "Cove", (5, "current_city"): "from Cove to Alba",
+        (1, "transportation"): "Flight Number: F7, from Alba to Brim",
+        (3, "transportation"): "Taxi, from Brim to Cove",
+        (5, "transportation"): "Flight Number: F7, from Cove to Alba",
+        **{(day, "accommodation"): "Elm, Brim" for day in (1, 2)},
+        **{(day, "accommodation"): "Elm, Cove" for day in (3, 4)},
+        (2, "breakfast"): "Ash, Brim", (2, "lunch"): "Bay, Brim", (2, "dinner"): "Cob, Brim",
+        (4, "breakfast"): "Ash, Cove", (4, "lunch"): "Bay, Cove", (4, "dinner"): "Cob, Cove",
+        (2, "attraction"): "Iris Park, Brim", (4, "attraction"): "Iris Park, Cove",
+    },
+    5,
+)  # fmt: skip
+
+
+def five_days(**changes):
+    """The trip of two cities as a task."""
+    return task(TWO_CITIES, **(FIVE | changes))

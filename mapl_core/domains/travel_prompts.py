@@ -236,9 +236,7 @@ def _restaurant_lines(trip: Trip) -> tuple[str, list[Line]]:
     lines = []
     for restaurant in restaurants:
         serves = wanted & {canonical(cuisine) for cuisine in restaurant.cuisines}
-        text = (
-            f"- {value_of(restaurant)}: {_dollars(restaurant.cost * trip.people)}, {', '.join(restaurant.cuisines)}"
-        )
+        text = f"- {value_of(restaurant)}: {_dollars(restaurant.cost * trip.people)}, {', '.join(restaurant.cuisines)}"
         useful = USEFUL if serves or restaurant in cheap else OTHER
         lines.append(Line(text, NEEDED if restaurant in needed else useful))
     return f"Restaurants, cost of a meal for {_people(trip.people)}:", lines
@@ -279,5 +277,3 @@ def _people(count: int) -> str:
 
 def _dollars(amount: float) -> str:
     return f"${amount:,.2f}".removesuffix(".00")
-
-

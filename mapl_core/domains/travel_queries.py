@@ -76,8 +76,8 @@ ROOM_TYPES = (
     ("entire room", r"\b(?:entire|whole)\s+(?:\w+\s+)?(?:rooms?|homes?|apartments?|apts?|houses?|places?|units?|spaces?"
                     r"|accommodations?|lodgings?|suites?|residences?|propert(?:y|ies)|flats?|villas?)\b"),
     ("private room", r"\bprivate\b(?!\s+(?:cars?|vehicles?|transport\w*|jets?|tours?))"),
-    ("shared room", r"\bshar(?:ed|ing|e)\b(?=[^.;,]{0,30}\b(?:rooms?|accommodations?|spaces?|lodgings?|bedrooms?|dorm\w*"
-                    r"|stays?)\b)|\brooms?[^.;,]{0,20}\bshared\b"),
+    ("shared room", r"\bshar(?:ed|ing|e)\b(?=[^.;,]{0,30}\b(?:rooms?|accommodations?|spaces?|lodgings?|bedrooms?"
+                    r"|dorm\w*|stays?)\b)|\brooms?[^.;,]{0,20}\bshared\b"),
 )  # fmt: skip
 AIR = r"(?:flights?|fly(?:ing)?|air[\s-]?travel\w*|air[\s-]?planes?|planes?|by air|airlines?|air transport\w*|aviation)"
 DRIVE = r"(?:self[\s-]?driv\w+|driv(?:e|ing)(?! distance)|by car|rental cars?|car rentals?|rent(?:ing)? (?:a )?cars?)"

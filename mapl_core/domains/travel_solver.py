@@ -1,4 +1,4 @@
-"""The cheapest feasible plan of a trip: it proves a task feasible, splits the budget, and says which rows are needed."""
+"""The cheapest feasible plan of a trip: it proves a task feasible, splits the budget and tells the needed rows."""
 
 from __future__ import annotations
 

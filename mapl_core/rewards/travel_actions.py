@@ -1,4 +1,4 @@
-"""An agent's action in Travel: slots written as one JSON object, read strictly, tolerantly or piece by piece; the merge.
+"""An agent's action in Travel: slots as one JSON object, read strictly, tolerantly or piece by piece; and the merge.
 
 Nothing here raises for any text, and the work is bounded in the text's length and depth.
 """
@@ -23,9 +23,9 @@ TEAMS: dict[int, tuple[tuple[str, ...], ...]] = {
     3: (LOGISTICS, DINING, SIGHTSEEING),
 }
 
-MOST_CHARACTERS = 32_768  # of a text that is read; an answer of 1,024 tokens has about 5,000
+MOST_CHARACTERS = 16_384  # of a text that is read; an answer of 1,024 tokens has about 5,000
 MOST_DEPTH = 16
-MOST_STEPS = 8_000  # values and signs; a five-day answer has about 500
+MOST_STEPS = 4_000  # values and signs; a five-day answer has about 500
 
 Slot = tuple[int, str]
 
@@ -324,6 +324,8 @@ class _Reader:
 
 def unquote(token: str) -> str:
     """The text inside a quoted token of JSON or Python."""
+    if "\\" not in token:
+        return token[1:-1]
     if token.startswith('"'):
         try:
             return json.loads(token, strict=False)

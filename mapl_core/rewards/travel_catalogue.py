@@ -1,4 +1,4 @@
-"""What a trip may use: restaurants, attractions, lodgings, flights, self-driving and taxi, as the reference data list it.
+"""What a trip may use: restaurants, attractions, lodgings and transport, as its reference data list them.
 
 Pure data. The parser that fills it from the reference data is `travel_reference`.
 """

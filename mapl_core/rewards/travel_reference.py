@@ -30,8 +30,9 @@ TITLE = re.compile(r"(attractions|restaurants|accommodations)\s+in\s+(.+)\Z", re
 FLIGHT_TITLE = re.compile(r"flights?\s+from\s+(.+)\s+on\s+(\d{4}-\d{2}-\d{2})\Z", re.IGNORECASE | re.DOTALL)
 RIDE_TITLE = re.compile(r"(self-driving|taxi)\s+from\s+(.+)\Z", re.IGNORECASE | re.DOTALL)
 COST = re.compile(r"\bcost:\s*\$?\s*(\d[\d,]*(?:\.\d+)?)", re.IGNORECASE)
-NOTHING = re.compile(r"\s*(?:no\b|there (?:is|are) no\b|none\b|nothing\b|unknown\b|empty dataframe\b|\[\s*\]|\{\s*\}|\Z)",
-                     re.IGNORECASE)  # fmt: skip
+NOTHING = re.compile(
+    r"\s*(?:no\b|there (?:is|are) no\b|none\b|nothing\b|unknown\b|empty dataframe\b|\[\s*\]|\{\s*\}|\Z)", re.IGNORECASE
+)
 PRINTED_ROW_NUMBER = re.compile(r"\d+\s+(?=\S)")
 
 Row = Mapping[str, Any]
@@ -43,7 +44,8 @@ class TableForm:
 
     Attributes:
         columns: names as printed in the header, in order.
-        shifted: pattern of a whole row, name first; its groups are named like the columns, "_" for a blank.
+        shifted: pattern of a whole row, name first, CITY for its city; its groups are named like the columns, with "_"
+            for a blank.
     """
 
     columns: tuple[str, ...]
@@ -201,9 +203,7 @@ def _read_table(text: str, form: TableForm, city: str) -> list[Row]:
     numbered = _has_row_numbers(lines, columns)
     rows = []
     for line in lines:
-        # Right-aligned cells end where their header ends, so that the signs just after are blank.
-        aligned = all(line[end : end + 1].strip() == "" for _, end in columns[:-1])
-        if not aligned or len(line.rstrip()) != columns[-1][1]:
+        if not _is_aligned(line, columns):
             rows.append(_read_shifted(line, form, city, numbered))
             continue
         if numbered:
@@ -227,18 +227,26 @@ def _columns(header: str, form: TableForm) -> list[tuple[str, int]]:
 
 
 def _has_row_numbers(lines: Sequence[str], columns: Sequence[tuple[str, int]]) -> bool:
-    """Whether pandas printed its row numbers: all lines start with one, and two blanks part the columns.
+    """Whether pandas printed its row numbers: every line starts with one, and texts have two blanks before them.
 
-    Two blanks are printed with row numbers and one without them. A name that starts with a number is told from a row
-    number by this, even in a table of one row.
+    Without row numbers pandas prints one blank before the longest text of a column. By this a name that starts with a
+    number is told from a row number, even in a table of one row.
     """
-    if not lines or not all(re.match(r"\d+ ", line) for line in lines):
+    if not lines or not all(re.match(r"\d+  +\S", line) for line in lines):
         return False
+    aligned = [line for line in lines if _is_aligned(line, columns)]
     gaps = []
     for (_, left), (name, right) in zip(columns, columns[1:], strict=False):
-        contents = [len(line[left:right].strip()) for line in lines]
-        gaps.append(right - left - max(len(name), *contents))
-    return min(gaps, default=2) >= 2 or len(lines) > 1
+        cells = [line[left:right].strip() for line in aligned]
+        longest = max(map(len, cells), default=0)
+        if longest >= len(name) and not all(re.fullmatch(NUMBER, cell) for cell in cells):
+            gaps.append(right - left - longest)
+    return min(gaps, default=2) >= 2
+
+
+def _is_aligned(line: str, columns: Sequence[tuple[str, int]]) -> bool:
+    """Whether all cells end where their header ends: the signs after them are blank, and the line is as long."""
+    return len(line.rstrip()) == columns[-1][1] and all(line[end : end + 1].strip() == "" for _, end in columns[:-1])
 
 
 def _read_shifted(line: str, form: TableForm, city: str, numbered: bool) -> Row:
@@ -246,12 +254,12 @@ def _read_shifted(line: str, form: TableForm, city: str, numbered: bool) -> Row:
     text = line.strip()
     if numbered:
         text = PRINTED_ROW_NUMBER.sub("", text, count=1)
-    pattern = re.compile(form.shifted.pattern.replace("CITY", rf"{re.escape(city)}|\S+"), form.shifted.flags)
-    found = pattern.match(text)
-    if found is None:
-        raise ValueError(f"the row cannot be read: {line[:160]!r}")
-    return {name.replace("_", " ") if name != "house_rules" else name: cell or "" for name, cell in
-            found.groupdict().items()}  # fmt: skip
+    for ending in (re.escape(city), r"\S+"):  # a row may name another city, then of one word
+        found = re.match(form.shifted.pattern.replace("CITY", ending), text, form.shifted.flags)
+        if found is not None:
+            cells = found.groupdict(default="")
+            return {name if name == "house_rules" else name.replace("_", " "): cell for name, cell in cells.items()}
+    raise ValueError(f"the row cannot be read: {line[:160]!r}")
 
 
 def _places(rows: Iterable[Row], city: str, build: Any) -> list[Any]:

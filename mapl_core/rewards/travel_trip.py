@@ -103,7 +103,7 @@ class Trip:
 
     @cached_property
     def required(self) -> tuple[Slot, ...]:
-        """Slots that a plan must fill: cities, transport on move days, meals and sights on stays, nights but the last."""
+        """Slots a plan must fill: cities; transport on move days; meals and a sight on stays; nights but the last."""
         found: list[Slot] = []
         for day, row in enumerate(self.scaffold, start=1):
             needed = {"current_city", *(("transportation",) if row.moves else (*MEALS, "attraction"))}
@@ -188,7 +188,7 @@ def read_trip(fields: Mapping[str, Any]) -> Trip:
 
 def _given(constraints: Mapping[str, Any], name: str) -> str:
     value = constraints.get(name)
-    return "" if value is None or value == "-" else str(value).strip()
+    return "" if not value or value == "-" else str(value).strip()
 
 
 def _amount(value: Any) -> float | None:
