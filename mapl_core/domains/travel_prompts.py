@@ -214,15 +214,14 @@ def _lodging_lines(trip: Trip) -> tuple[str, list[Line]]:
         days = [
             f"{stay.first_day}-{stay.first_day + stay.nights - 1}" if stay.nights > 1 else str(stay.first_day)
             for stay in stays
-            if lodging.minimum_nights <= stay.nights
+            if lodging.minimum_nights <= stay.nights and trip.allows(lodging)
         ]
-        eligible = bool(days) and trip.allows(lodging)
         rules = f", {', '.join(lodging.rules)}" if lodging.rules else ""
         text = (
             f"- {value_of(lodging)}: {_dollars(lodging.price * lodging.rooms(trip.people))}, {lodging.room_type}{rules}"
             f", minimum nights {lodging.minimum_nights:g}, days {' or '.join(days) if days else 'none'}"
         )
-        lines.append(Line(text, NEEDED if lodging in needed else USEFUL if eligible else OTHER))
+        lines.append(Line(text, NEEDED if lodging in needed else USEFUL if days else OTHER))
     return f"Lodgings, cost a night for {_people(trip.people)}:", lines
 
 

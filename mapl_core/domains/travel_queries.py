@@ -34,7 +34,7 @@ PEOPLE = tuple(
     (re.compile(pattern, re.IGNORECASE), count)
     for pattern, count in (
         (rf"\b(?:group|party|family|team|crew) of {COUNT}\b", None),
-        (rf"\b{COUNT}[\s-]+(?:\w+\s+)?{TRAVELLERS}\b", None),
+        (rf"\b{COUNT}[\s-]+(?:(?!days?|nights?|weeks?|cit|months?|hours?)\w+\s+)?{TRAVELLERS}\b", None),
         (rf"\bfor (?:the |all )?{COUNT}\b(?![\s-]*(?:\w+[\s-]+)?(?:days?|nights?|weeks?|cit(?:y|ies)|months?|hours?))",
          None),
         (r"\b(?:solo|alone|by myself|just me|for myself|single|individual|on my own)\b", 1),

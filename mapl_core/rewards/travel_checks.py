@@ -9,7 +9,7 @@ from typing import Any
 from mapl_core.rewards.travel_actions import FIELDS, Slot
 from mapl_core.rewards.travel_catalogue import FLIGHT, SELF_DRIVING, TAXI, Flight, Lodging, Restaurant, Transport
 from mapl_core.rewards.travel_text import BLANK, canonical, canonical_city, is_blank, split_entity, split_route
-from mapl_core.rewards.travel_trip import BANS, COST_FIELDS, MEALS, Trip
+from mapl_core.rewards.travel_trip import COST_FIELDS, MEALS, Trip
 
 TOLERANCE = 1e-9
 COMMONSENSE = (
@@ -310,6 +310,3 @@ def _cost(entity: Entity, people: int) -> float:
 
 def _share(holds: Sequence[float]) -> float:
     return sum(holds) / len(holds) if holds else 0.0
-
-
-__all__ = ["BANS", "COMMONSENSE", "Check", "Entity", "Evaluation", "evaluate_plan", "match_transport"]

@@ -215,7 +215,7 @@ def _read_table(text: str, form: TableForm, city: str) -> list[Row]:
 
 
 def _columns(header: str, form: TableForm) -> list[tuple[str, int]]:
-    """Name and end of every column; empty unless the first and the last known column are among them."""
+    """Name and end of every column; empty unless the first known column and another one are among them."""
     known = {name.lower(): name for name in form.columns}
     pattern = "|".join(re.escape(name) for name in sorted(form.columns, key=len, reverse=True))
     found = [

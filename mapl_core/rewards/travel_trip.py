@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -201,19 +200,22 @@ def _amount(value: Any) -> float | None:
     return amount if amount == amount and amount != float("inf") else None
 
 
-_CATALOGUES: OrderedDict[int, tuple[Any, Catalogue]] = OrderedDict()  # by the identity of the records, which are kept
+_CATALOGUES: dict[int, tuple[Any, Catalogue]] = {}  # by the identity of the records, which are kept with them
 _MOST_CATALOGUES = 512
 
 
 def _catalogue(records: Any) -> Catalogue:
-    """The parsed records of a task. A run scores one task thousands of times; parsing it anew would take most of it."""
+    """The parsed records of a task.
+
+    A run scores one task thousands of times, and parsing would take most of it: records are parsed once and must not be
+    changed in place afterwards (a task is frozen).
+    """
     if isinstance(records, Catalogue):
         return records
     if not isinstance(records, Sequence | Mapping) or not records:
         raise TaskFault(f"the reference data are missing: records is {type(records).__name__}")
     known = _CATALOGUES.get(id(records))
     if known is not None and known[0] is records:
-        _CATALOGUES.move_to_end(id(records))
         return known[1]
     try:
         catalogue = parse_reference(records)
@@ -221,5 +223,5 @@ def _catalogue(records: Any) -> Catalogue:
         raise TaskFault(str(error)) from error
     _CATALOGUES[id(records)] = records, catalogue
     while len(_CATALOGUES) > _MOST_CATALOGUES:
-        _CATALOGUES.popitem(last=False)
+        _CATALOGUES.pop(next(iter(_CATALOGUES)), None)
     return catalogue

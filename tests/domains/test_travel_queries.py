@@ -38,6 +38,7 @@ HEAD = "Plan a 3-day trip from Alba to Brim, from March 1st to March 3rd, 2022"
         ("We are a group of 5 looking for a trip", 5),
         ("for 3 friends", 3),
         ("for 12 persons", 12),
+        ("as a 3-day individual trip", 1),
     ],
 )
 def test_the_party_is_read_from_its_words(words, people):
