@@ -226,21 +226,22 @@ def catalogue_words(trip: Trip, owned: Sequence[str]) -> str:
         for lodging in trip.catalogue.lodgings:
             room = next(word for word, shown in ROOM_TYPES.items() if shown == lodging.room_type)
             parts.append(
-                f"{_entity_word(lodging.name, lodging.city)} {_digits(lodging.price * lodging.rooms(trip.people))} "
+                f"{entity_word(lodging.name, lodging.city)} {_digits(lodging.price * lodging.rooms(trip.people))} "
                 f"{room} nights {lodging.minimum_nights:g}"
             )
     if "lunch" in owned:
         parts += [
-            f"{_entity_word(place.name, place.city)} {_digits(place.cost * trip.people)} "
+            f"{entity_word(place.name, place.city)} {_digits(place.cost * trip.people)} "
             + " ".join(cuisine.lower() for cuisine in place.cuisines)
             for place in trip.catalogue.restaurants
         ]
     if "attraction" in owned:
-        parts += [_entity_word(place.name, place.city) for place in trip.catalogue.attractions]
+        parts += [entity_word(place.name, place.city) for place in trip.catalogue.attractions]
     return " ; ".join(parts) + " ."
 
 
-def _entity_word(name: str, city: str) -> str:
+def entity_word(name: str, city: str) -> str:
+    """The token of an entity."""
     return f"{name}_{city}".lower()
 
 
@@ -259,7 +260,7 @@ def _digits(amount: float) -> str:
 def entity_words() -> dict[str, str]:
     """Token and value of every entity: "acorn_brim" is "Acorn, Brim"."""
     names = (*RESTAURANTS, *ATTRACTIONS, *LODGINGS)
-    return {_entity_word(name, city): f"{name}, {city}" for name in names for city in CITIES}
+    return {entity_word(name, city): f"{name}, {city}" for name in names for city in CITIES}
 
 
 def city_words() -> dict[str, tuple[str, str]]:
