@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from mapl_core.rewards.base import Reward, score_batch
 from mapl_core.rewards.tldr import tldr_reward
+from mapl_core.rewards.travel import travel_reward
 
-__all__ = ["Reward", "score_batch", "tldr_reward"]
+__all__ = ["Reward", "score_batch", "tldr_reward", "travel_reward"]
