@@ -1,0 +1,217 @@
+"""A small, clean interpreter that is forked for every test: one process that judges, one that runs the program.
+
+    mapl_core.sandbox ── job ──> zygote ── fork ──> judge (reads the job, runs the trusted test)
+                      <─ verdict ──┘                  └─ fork ──> program (before the judge has read anything)
+
+The program's process is made from a state that has never held a test, shares no file with the judge but the channel on
+which calls and results cross, and cannot reach the pipe that carries the verdict. The zygote runs neither tests nor
+programs; it holds the watch, kills and cleans up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import select
+import signal
+import socket
+import stat
+import struct
+import sys
+import time
+
+import layers
+import program
+from channel import read_exactly
+from judge import judge
+
+HEADER = struct.Struct(">dI")  # seconds for this test, bytes of the job that follows
+REPLY = struct.Struct(">I")
+PID = struct.Struct(">I")
+TIMEOUT, LOST = b"T", b"L"
+LARGEST_VERDICT = 4096
+JUDGE_MEMORY = 2**30
+# Imported once here instead of once for every test.
+COMMON_MODULES = (
+    "abc", "array", "base64", "bisect", "cmath", "collections.abc", "contextlib", "copy", "dataclasses", "datetime",
+    "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "inspect", "io", "itertools", "json", "keyword",
+    "math", "numbers", "operator", "queue", "random", "re", "secrets", "statistics", "string", "textwrap", "time",
+    "traceback", "types", "typing", "unicodedata", "zlib",
+)  # fmt: skip
+
+
+def main() -> None:
+    """Serve until standard input is closed. The one argument is a JSON object, see `mapl_core.sandbox`."""
+    settings = json.loads(sys.argv[1])
+    context = prepare(settings)
+    reply(json.dumps(sorted(context["layers"])).encode())
+    number = 0
+    while True:
+        try:
+            seconds, size = HEADER.unpack(read_exactly(0, HEADER.size))
+        except EOFError:
+            return
+        number += 1
+        scratch = os.path.join(settings["scratch"], str(number))
+        os.mkdir(scratch, 0o700)
+        if context["identity"] is not None:
+            os.chown(scratch, context["identity"], context["identity"])
+        verdict = run_test({**context, "scratch": scratch}, size, time.monotonic() + seconds)
+        clear(settings["scratch"])
+        reply(verdict)
+        if verdict == LOST:  # what the judge has not read of its job would be taken for the next one
+            return
+
+
+def prepare(settings: dict) -> dict:
+    """Set up whatever all programs share; returns what a program's process needs to shut itself in."""
+    os.environ.clear()
+    sys.dont_write_bytecode = True
+    sys.path = [path for path in sys.path if path != settings["code"]]
+    for name in COMMON_MODULES:
+        __import__(name)
+    libc = layers.load_libc()
+    library = [path for path in sys.path if os.path.isdir(path)]
+    reached = {"limits", "audit"}
+    superuser = os.getuid() == 0
+    refused = set(settings["without"])
+    if "network" not in refused:
+        reached |= layers.separate(libc, settings["scratch"])
+    if libc is not None:
+        layers.call(libc, "prctl", layers.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        layers.call(libc, "prctl", layers.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    identity = None
+    if superuser and all(layers.readable_by_others(path) for path in [*library, settings["scratch"]]):
+        identity = layers.UNPRIVILEGED_ID + settings["worker"]
+    if libc is not None or identity is not None or not superuser:
+        reached.add("identity")
+    rules = code = None
+    if libc is not None:
+        code = layers.system_call_filter()
+        try:
+            rules = layers.file_rules(libc, library_files(library), settings["scratch"])
+            reached.add("landlock")
+        except OSError:
+            rules = None
+        if code is not None and layers.works(lambda: layers.apply_filter(libc, code)):
+            reached.add("seccomp")
+    return {
+        "libc": libc,
+        "layers": reached - refused,
+        "rules": rules,
+        "filter": code,
+        "library": library,
+        "identity": identity,
+        **{name: settings[name] for name in ("cpu_seconds", "memory_bytes", "file_bytes")},
+    }
+
+
+def library_files(library: list[str]) -> list[str]:
+    """What a program may read: the interpreter's own library without the packages that were installed into it."""
+    entries = [os.path.join(folder, name) for folder in library for name in os.listdir(folder)]
+    return [path for path in entries if os.path.basename(path) not in ("site-packages", "dist-packages")]
+
+
+def run_test(context: dict, size: int, deadline: float) -> bytes:
+    """Fork judge and program, wait for the verdict until the deadline, and leave nothing of them behind."""
+    from_judge, to_zygote = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(from_judge)
+            judge_and_program(context, size, to_zygote)
+        finally:
+            os._exit(1)
+    os.close(to_zygote)
+    written = b""
+    timed_out = False
+    while len(written) < LARGEST_VERDICT:
+        ready, _, _ = select.select([from_judge], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            timed_out = True
+            break
+        part = os.read(from_judge, LARGEST_VERDICT)
+        if not part:
+            break
+        written += part
+    os.close(from_judge)
+    if len(written) < PID.size:
+        end_all(child)
+        return LOST
+    end_all(PID.unpack_from(written)[0], child)
+    verdict = written[PID.size :]
+    if verdict:
+        return verdict
+    return TIMEOUT if timed_out else b"Fthe judging process ended without a verdict"
+
+
+def judge_and_program(context: dict, size: int, verdict: int) -> None:
+    """The judge's process: make the program's process first, then read the job and run the test."""
+    os.setsid()
+    libc = context["libc"]
+    if libc is not None:
+        layers.call(libc, "prctl", layers.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    program_end, judge_end = socket.socketpair()
+    if "processes" in context["layers"]:
+        layers.call(libc, "unshare", layers.CLONE_NEWPID)
+    child = os.fork()
+    if child == 0:
+        program.run_program(program_end.fileno(), context)
+    program_end.close()
+    job = json.loads(read_exactly(0, size))
+    os.write(verdict, PID.pack(child))
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nowhere, descriptor)
+    layers.set_limits(
+        cpu_seconds=context["cpu_seconds"], memory_bytes=JUDGE_MEMORY, file_bytes=context["file_bytes"], processes=None
+    )
+    os.write(verdict, judge(job, judge_end.fileno()))
+    os._exit(0)
+
+
+def end_all(*processes: int) -> None:
+    """Kill these processes with their groups and wait until every descendant is gone."""
+    for process in processes:
+        for kill in (os.killpg, os.kill):
+            try:
+                kill(process, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass  # gone already, or it never had a group of its own
+    while True:
+        try:
+            os.waitpid(-1, 0)  # orphans of a judge are this process's children, too
+        except ChildProcessError:
+            return
+
+
+def clear(folder: str) -> None:
+    """Empty a folder, whatever a program left in it: deep trees, long paths and missing permissions included."""
+    numbers = itertools.count()
+    names = os.listdir(folder)
+    while names:
+        path = os.path.join(folder, names.pop())
+        if not _is_folder(path):
+            os.unlink(path)
+            continue
+        os.chmod(path, 0o700)
+        for name in os.listdir(path):  # moved up instead of followed down
+            inner, new_name = os.path.join(path, name), f"clear-{next(numbers)}"
+            while os.path.lexists(os.path.join(folder, new_name)):
+                new_name = f"clear-{next(numbers)}"
+            if _is_folder(inner):
+                os.chmod(inner, 0o700)
+            os.rename(inner, os.path.join(folder, new_name))
+            names.append(new_name)
+        os.rmdir(path)
+
+
+def _is_folder(path: str) -> bool:
+    return stat.S_ISDIR(os.lstat(path).st_mode)
+
+
+def reply(body: bytes) -> None:
+    data = memoryview(REPLY.pack(len(body)) + body)
+    while data:
+        data = data[os.write(1, data) :]
