@@ -21,7 +21,6 @@ import json
 import os
 import queue
 import select
-import shutil
 import struct
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
+from mapl_core.sandbox_process.cleaning import clear
 from mapl_core.sandbox_process.layers import ESSENTIAL, LAYERS
 
 CODE = Path(__file__).parent / "sandbox_process"
@@ -285,6 +285,7 @@ class _Zygote:
             }
         ).encode()
         message = memoryview(HEADER.pack(seconds, len(body)) + body)
+        self._receive(time.monotonic() + START_SECONDS)  # ready: what the last program left is cleared away
         deadline = time.monotonic() + seconds + GRACE
         while message:
             message = message[self.process.stdin.write(message) :]
@@ -304,7 +305,9 @@ class _Zygote:
         self.errors = self.process.stderr.read(4096)
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             stream.close()
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            clear(self.scratch)
+            os.rmdir(self.scratch)
 
     def _receive(self, deadline: float) -> bytes:
         size = REPLY.unpack(self._read(REPLY.size, deadline))[0]

@@ -77,8 +77,8 @@ HOSTILE = {
     ),
     "other processes": (
         "import os, re\ndef f(x):\n    for pid in os.listdir('/proc'):\n        if not pid.isdigit(): continue\n"
-        "        for name in ('environ', 'cmdline', 'maps', 'fd/0'):\n            try:\n"
-        "                found = re.search(rb'(\\d{{15,}})', open(f'/proc/{{pid}}/{{name}}', 'rb').read(10**6))\n"
+        "        for part in ('environ', 'cmdline', 'maps', 'fd/0'):\n            try:\n"
+        "                found = re.search(rb'(\\d{{15,}})', open(f'/proc/{{pid}}/{{part}}', 'rb').read(10**6))\n"
         "            except Exception: continue\n            if found: return int(found.group(1))\n"
     ),
     # False verdicts

@@ -47,10 +47,11 @@ def judge(job: dict, channel: int) -> bytes:
 
 def _proxy(channel: int) -> Callable[..., object]:
     def main(*arguments: object, **keywords: object) -> object:
-        send(channel, plain_data.dumps((arguments, keywords)))
+        request = plain_data.dumps((arguments, keywords))
         try:
+            send(channel, request)
             answer = receive(channel)
-        except EOFError:
+        except (EOFError, OSError):
             raise ProgramError("the program ended before it answered") from None
         except ValueError as error:
             raise ProgramError(f"the program's answer cannot be read: {error}") from None

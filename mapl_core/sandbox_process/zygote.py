@@ -10,13 +10,12 @@ programs; it holds the watch, kills and cleans up.
 
 from __future__ import annotations
 
-import itertools
+import gc
 import json
 import os
 import select
 import signal
 import socket
-import stat
 import struct
 import sys
 import time
@@ -24,12 +23,13 @@ import time
 import layers
 import program
 from channel import read_exactly
+from cleaning import clear
 from judge import judge
 
 HEADER = struct.Struct(">dI")  # seconds for this test, bytes of the job that follows
 REPLY = struct.Struct(">I")
 PID = struct.Struct(">I")
-TIMEOUT, LOST = b"T", b"L"
+READY, TIMEOUT, LOST = b"R", b"T", b"L"
 LARGEST_VERDICT = 4096
 JUDGE_MEMORY = 2**30
 # Imported once here instead of once for every test.
@@ -46,8 +46,10 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     context = prepare(settings)
     reply(json.dumps(sorted(context["layers"])).encode())
+    gc.freeze()  # what is there now is never garbage, and stays shared with all that is forked
     number = 0
     while True:
+        reply(READY)
         try:
             seconds, size = HEADER.unpack(read_exactly(0, HEADER.size))
         except EOFError:
@@ -58,8 +60,8 @@ def main() -> None:
         if context["identity"] is not None:
             os.chown(scratch, context["identity"], context["identity"])
         verdict = run_test({**context, "scratch": scratch}, size, time.monotonic() + seconds)
-        clear(settings["scratch"])
         reply(verdict)
+        clear(settings["scratch"])  # a program may have left much; that is not the next one's time
         if verdict == LOST:  # what the judge has not read of its job would be taken for the next one
             return
 
@@ -184,31 +186,6 @@ def end_all(*processes: int) -> None:
             os.waitpid(-1, 0)  # orphans of a judge are this process's children, too
         except ChildProcessError:
             return
-
-
-def clear(folder: str) -> None:
-    """Empty a folder, whatever a program left in it: deep trees, long paths and missing permissions included."""
-    numbers = itertools.count()
-    names = os.listdir(folder)
-    while names:
-        path = os.path.join(folder, names.pop())
-        if not _is_folder(path):
-            os.unlink(path)
-            continue
-        os.chmod(path, 0o700)
-        for name in os.listdir(path):  # moved up instead of followed down
-            inner, new_name = os.path.join(path, name), f"clear-{next(numbers)}"
-            while os.path.lexists(os.path.join(folder, new_name)):
-                new_name = f"clear-{next(numbers)}"
-            if _is_folder(inner):
-                os.chmod(inner, 0o700)
-            os.rename(inner, os.path.join(folder, new_name))
-            names.append(new_name)
-        os.rmdir(path)
-
-
-def _is_folder(path: str) -> bool:
-    return stat.S_ISDIR(os.lstat(path).st_mode)
 
 
 def reply(body: bytes) -> None:
