@@ -38,8 +38,8 @@ from pathlib import Path
 from mapl_core.sandbox_process.cleaning import clear
 from mapl_core.sandbox_process.layers import ESSENTIAL, LAYERS
 
-CODE = Path(__file__).parent / "sandbox_process"
-BOOT = "import sys; sys.path.insert(0, {code!r}); import zygote; zygote.main()"
+CODE = Path(__file__).parent  # of the package sandbox_process, put last: no file here may hide one of the library
+BOOT = "import sys; sys.path.append({code!r}); from sandbox_process import zygote; zygote.main()"
 HEADER, REPLY = struct.Struct(">dI"), struct.Struct(">I")
 GRACE = 0.8  # seconds by which a zygote may be late before it is given up itself
 START_SECONDS = 20.0
@@ -338,7 +338,7 @@ def shared_sandbox() -> Sandbox:
 
 
 def _interpreter() -> str:
-    """The real interpreter behind a virtual environment's link; a version manager's shim would fail without its home."""
+    """The real interpreter behind a virtual environment's link; a version manager's shim fails without its home."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 

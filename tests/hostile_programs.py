@@ -12,7 +12,8 @@ HOSTILE = {
     # Answers that are equal to everything
     "permissive eq": "class E:\n    def __eq__(self, other): return True\ndef f(x):\n    return E()\n",
     "int with its own eq": (
-        "class E(int):\n    def __eq__(self, other): return True\n    __hash__ = int.__hash__\ndef f(x):\n    return E(1)\n"
+        "class E(int):\n    def __eq__(self, other): return True\n    __hash__ = int.__hash__\n"
+        "def f(x):\n    return E(1)\n"
     ),
     "str with its own eq": "class E(str):\n    def __eq__(self, other): return True\ndef f(x):\n    return E('1')\n",
     "list of permissive": "class E:\n    def __eq__(self, other): return True\ndef f(x):\n    return [E()]\n",
@@ -36,7 +37,8 @@ HOSTILE = {
     "KeyboardInterrupt": "def f(x):\n    raise KeyboardInterrupt\n",
     "GeneratorExit": "def f(x):\n    raise GeneratorExit\n",
     "an exception that lies": (
-        "class E(BaseException):\n    def __str__(self): raise SystemExit(0)\n    __repr__ = __str__\ndef f(x):\n    raise E\n"
+        "class E(BaseException):\n    def __str__(self): raise SystemExit(0)\n    __repr__ = __str__\n"
+        "def f(x):\n    raise E\n"
     ),
     "huge exception": "def f(x):\n    raise ValueError('P' * 10**8)\n",
     "abort": "import os\ndef f(x):\n    os.abort()\n",
@@ -70,7 +72,8 @@ HOSTILE = {
         "        if found: return int(found.group(1))\n"
     ),
     "own memory": (
-        "import re\ndef f(x):\n    for line in open('/proc/self/maps'):\n        begin, end = line.split()[0].split('-')\n"
+        "import re\ndef f(x):\n    for line in open('/proc/self/maps'):\n"
+        "        begin, end = line.split()[0].split('-')\n"
         "        with open('/proc/self/mem', 'rb') as memory:\n            memory.seek(int(begin, 16))\n"
         "            found = re.search(rb'== (\\d{{15,}})', memory.read(int(end, 16) - int(begin, 16)))\n"
         "        if found: return int(found.group(1))\n"
@@ -82,7 +85,9 @@ HOSTILE = {
         "            except Exception: continue\n            if found: return int(found.group(1))\n"
     ),
     # False verdicts
-    "printed verdict": "import sys\nprint('P', flush=True)\nsys.stderr.write('P')\nsys.__stdout__.write('P')" + SOLVES_NOTHING,
+    "printed verdict": (
+        "import sys\nprint('P', flush=True)\nsys.stderr.write('P')\nsys.__stdout__.write('P')" + SOLVES_NOTHING
+    ),
     "verdict on every file": (
         "import os\ndef f(x):\n    for number in range(256):\n        for body in (b'P', b'\\0\\0\\0\\1P'):\n"
         "            try: os.write(number, body)\n            except OSError: pass\n    return 1\n"
@@ -122,15 +127,16 @@ HOSTILE = {
     "subprocess": "import subprocess\ndef f(x):\n    return subprocess.run(['touch', '{name}'])\n",
     "another interpreter": "import os, sys\ndef f(x):\n    os.execv(sys.executable, ['python', '-c', 'print(1)'])\n",
     "multiprocessing": (
-        "import multiprocessing\ndef f(x):\n    p = multiprocessing.Process(target=print)\n    p.start()\n    return 1\n"
+        "import multiprocessing\ndef f(x):\n    p = multiprocessing.Process(target=print)\n"
+        "    p.start()\n    return 1\n"
     ),
     "ctypes": (
         "import ctypes\ndef f(x):\n    libc = ctypes.CDLL(None)\n    if libc.fork() == 0:\n        while True: pass\n"
         "    return 1\n"
     ),
     "ctypes in the frames": (
-        "import sys\ndef f(x):\n    frame = sys._getframe()\n    while frame:\n        for value in frame.f_globals.values():\n"
-        "            getattr(value, 'load_libc', lambda: None)()\n        frame = frame.f_back\n"
+        "import sys\ndef f(x):\n    frame = sys._getframe()\n    while frame:\n"
+        "        for value in frame.f_globals.values():\n            getattr(value, 'load_libc', lambda: None)()\n        frame = frame.f_back\n"
     ),
     "kill the parent": "import os\ndef f(x):\n    os.kill(os.getppid(), 9)\n    return 1\n",
     "kill everybody": "import os\ndef f(x):\n    os.kill(-1, 9)\n    return 1\n",
@@ -154,7 +160,8 @@ HOSTILE = {
     "privileges": "import os\ndef f(x):\n    os.setuid(0)\n    open('{canary}', 'w').write('x')\n    return 1\n",
     "new root": "import os\ndef f(x):\n    os.chroot('.')\n    open('/x', 'w')\n    return 1\n",
     "raised limits": (
-        "import resource\ndef f(x):\n    resource.setrlimit(resource.RLIMIT_AS, (-1, -1))\n    return bytearray(2**33)[:1]\n"
+        "import resource\ndef f(x):\n    resource.setrlimit(resource.RLIMIT_AS, (-1, -1))\n"
+        "    return bytearray(2**33)[:1]\n"
     ),
     "pipe to a name": "import os\ndef f(x):\n    os.mkfifo('p')\n    return 1\n",
     "lazy answer": "def f(x):\n    return iter(int, 1)\n",
@@ -181,7 +188,8 @@ HANGING = {
     "waits for input that never ends": "import os\ndef f(x):\n    while True: os.read(3, 1)\n",
     "a flood of answers": "import os\ndef f(x):\n    while True: os.write(3, b'\\0\\0\\0\\0')\n",
     "fills the disk": (
-        "def f(x):\n    number = 0\n    while True:\n        number += 1\n        try: open(str(number), 'wb').write(b'x' * 10**6)\n"
+        "def f(x):\n    number = 0\n    while True:\n        number += 1\n"
+        "        try: open(str(number), 'wb').write(b'x' * 10**6)\n"
         "        except OSError: pass\n"
     ),
     "never destroyed": (

@@ -64,7 +64,8 @@ ENGLISH = PromptForms(
         "whose parameters you do not know, that returns data which helps to solve this problem. You may call aux; do "
         "not define it. " + CODE_ONLY + " Fill in this skeleton:\n\n{signature}\n    ...\n    return ...",
     ),
-    coordinator="Solve this problem with two functions.\n\n<agent_0>: {role_0}\n\n<agent_1>: {role_1}\n\n" + OUTPUT_RULE,
+    coordinator="Solve this problem with two functions.\n\n<agent_0>: {role_0}\n\n<agent_1>: {role_1}\n\n"
+    + OUTPUT_RULE,
     single="Solve this problem with two functions, a helper called aux and {name}, which calls it and does the rest. "
     + CODE_ONLY
     + "\n\n"

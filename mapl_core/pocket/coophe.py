@@ -40,7 +40,7 @@ OUTER = {
     "times": Step("multiply by {k}", "{inner} * {k}", lambda inner, k: inner * k),
     "minus": Step("subtract from {k}", "{k} - {inner}", lambda inner, k: k - inner),
 }
-# All six inner steps differ on each of these, and every outer step keeps them apart: a wrong one passes no test by luck.
+# All six inner steps differ on each of these and every outer step keeps them apart: no wrong one passes by luck.
 INPUTS = (-5, -4, 4, 5, 7)
 TESTS = 4
 
@@ -63,7 +63,7 @@ SPLIT_SEED = "mapl pocket coophe tasks"
 
 @dataclass(frozen=True)
 class Puzzle:
-    """What a problem is made of: inner step, outer step, and the constant, None if the second argument takes its place."""
+    """What a problem is made of: inner step, outer step, constant (None: the second argument takes its place)."""
 
     inner: str
     outer: str
@@ -86,7 +86,9 @@ class Puzzle:
         """The whole problem as one expression."""
         code = INNER[self.inner].code
         # Without brackets only where Python would read it the same way.
-        bare = self.outer in ("add", "subtract") or (self.outer == "times" and self.inner in ("square", "double", "triple"))
+        bare = self.outer in ("add", "subtract") or (
+            self.outer == "times" and self.inner in ("square", "double", "triple")
+        )
         return self.outer_on(code if bare else f"({code})")
 
 

@@ -1,4 +1,4 @@
-"""Oracle rewards of the task domains: texts in, named parts out. No torch; only CoopHE runs something, in its sandbox."""
+"""Oracle rewards of the task domains: texts in, named parts out. No torch; CoopHE alone runs something, sandboxed."""
 
 from __future__ import annotations
 

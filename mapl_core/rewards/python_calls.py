@@ -34,9 +34,7 @@ def really_calls(main: ast.FunctionDef, helper: str) -> bool:
         return False
     live = live_code(main)
     ignored = {id(node.value) for node in _walk(live) if isinstance(node, ast.Expr) and not _sorts_in_place(node.value)}
-    return any(
-        isinstance(node, ast.Call) and id(node) not in ignored and _uses(node, helper) for node in _walk(live)
-    )
+    return any(isinstance(node, ast.Call) and id(node) not in ignored and _uses(node, helper) for node in _walk(live))
 
 
 def is_mere_wrapper(main: ast.FunctionDef, helper: str) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-import plain_data
-from channel import receive, send
+from . import plain_data
+from .channel import receive, send
 
 PASS, FAIL = b"P", b"F"
 MESSAGE_CHARACTERS = 500

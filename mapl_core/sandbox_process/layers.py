@@ -240,7 +240,9 @@ def separate(libc: object | None, scratch: str) -> set[str]:
     for flags in (CLONE_NEWIPC, CLONE_NEWUTS):
         _attempt(libc, "unshare", flags)
     # Private first: otherwise the mount would be seen from outside. 1 << 18: private, 1 << 14: recursively.
-    if _attempt(libc, "unshare", CLONE_NEWNS) and _attempt(libc, "mount", b"none", b"/", None, (1 << 18) | (1 << 14), 0):
+    if _attempt(libc, "unshare", CLONE_NEWNS) and _attempt(
+        libc, "mount", b"none", b"/", None, (1 << 18) | (1 << 14), 0
+    ):
         options = f"size={SCRATCH_BYTES},nr_inodes=2000,mode=755".encode()
         if _attempt(libc, "mount", b"none", os.fsencode(scratch), b"tmpfs", 0b1110, options):  # no suid, device, exec
             reached.add("scratch")

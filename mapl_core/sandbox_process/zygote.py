@@ -20,11 +20,10 @@ import struct
 import sys
 import time
 
-import layers
-import program
-from channel import read_exactly
-from cleaning import clear
-from judge import judge
+from . import layers, program
+from .channel import read_exactly
+from .cleaning import clear
+from .judge import judge
 
 HEADER = struct.Struct(">dI")  # seconds for this test, bytes of the job that follows
 REPLY = struct.Struct(">I")

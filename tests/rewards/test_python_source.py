@@ -85,7 +85,11 @@ def test_a_definition_stays_whole(text):
 
 
 def test_methods_lambdas_and_nested_functions_are_no_definitions():
-    for text in ("class C:\n    def aux(self):\n        return 1", "aux = lambda x: x", "def f():\n    def aux(x):\n        return x\n    return aux"):
+    for text in (
+        "class C:\n    def aux(self):\n        return 1",
+        "aux = lambda x: x",
+        "def f():\n    def aux(x):\n        return x\n    return aux",
+    ):
         assert aux(text) is None
 
 

@@ -12,15 +12,23 @@ from hypothesis import strategies as st
 from mapl_core.sandbox_process.plain_data import MAX_DEPTH, dumps, loads
 
 scalars = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary(), st.complex_numbers(allow_nan=False)
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.text(),
+    st.binary(),
+    st.complex_numbers(allow_nan=False),
 )
 hashable = st.recursive(scalars, lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3), max_leaves=5)
 values = st.recursive(
     scalars,
-    lambda inner: st.lists(inner, max_size=4)
-    | st.tuples(inner)
-    | st.dictionaries(hashable, inner, max_size=3)
-    | st.sets(hashable, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner)
+        | st.dictionaries(hashable, inner, max_size=3)
+        | st.sets(hashable, max_size=3)
+    ),
     max_leaves=20,
 )
 
@@ -70,7 +78,9 @@ def test_changed_bytes_give_a_plain_value_or_a_value_error():
             pass
 
 
-@pytest.mark.parametrize("data", [b"", b"X", b"i", b"l\xff\xff\xff\xff", b"s\x00\x00\x00\x05ab", b"NN", b"S\0\0\0\1l\0\0\0\0", b"d\0\0\0\1N"])
+@pytest.mark.parametrize(
+    "data", [b"", b"X", b"i", b"l\xff\xff\xff\xff", b"s\x00\x00\x00\x05ab", b"NN", b"S\0\0\0\1l\0\0\0\0", b"d\0\0\0\1N"]
+)
 def test_malformed_bytes_are_refused(data):
     with pytest.raises(ValueError):
         loads(data)
@@ -87,7 +97,9 @@ def test_depth_is_bounded_both_ways():
         loads(b"l\0\0\0\1" * (MAX_DEPTH + 1) + b"N")
 
 
-@pytest.mark.parametrize("value", [object(), range(3), type("I", (int,), {})(1), [type("S", (str,), {})("a")], {1: bytearray()}])
+@pytest.mark.parametrize(
+    "value", [object(), range(3), type("I", (int,), {})(1), [type("S", (str,), {})("a")], {1: bytearray()}]
+)
 def test_other_types_are_refused(value):
     with pytest.raises(TypeError, match="not plain data"):
         dumps(value)

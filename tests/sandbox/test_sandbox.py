@@ -54,12 +54,16 @@ def test_a_test_that_compares_with_what_cannot_be_compared_fails(sandbox):
 
 
 def test_a_program_cannot_hide_that_it_raises_from_a_test_that_expects_nothing(sandbox):
-    test = "def check(candidate):\n    try:\n        value = candidate(1)\n    except ValueError:\n        return\n    assert value\n"
+    test = (
+        "def check(candidate):\n    try:\n        value = candidate(1)\n    except ValueError:\n        return\n"
+        "    assert value\n"
+    )
     assert run(sandbox, "def f(x):\n    raise ValueError\n", test)[0].status == "fail"
 
 
 PLAIN = [
-    None, True, 0, -1, 10**40, -(2**63), 1.5, float("inf"), 1 + 2j, "", "a\u00e9\U0001f600", b"\x00\xff", [], [1, [2, (3,)]],
+    None, True, 0, -1, 10**40, -(2**63), 1.5, float("inf"), 1 + 2j, "", "a\u00e9\U0001f600", b"\x00\xff", [],
+    [1, [2, (3,)]],
     (), (1,), {1, 2}, frozenset({3}), {}, {"a": {1: (2, {3})}}, {(1, 2): None},
 ]  # fmt: skip
 
@@ -91,7 +95,8 @@ def test_counters_and_ordered_and_default_dictionaries_arrive_as_dictionaries(sa
     [
         "range(3)", "bytearray(b'a')", "object()", "iter([])", "(i for i in [1])", "lambda: 1", "int", "f", "Ellipsis",
         "NotImplemented", "__import__('decimal').Decimal(1)", "__import__('fractions').Fraction(1)",
-        "__import__('enum').IntEnum('E', 'a').a", "__import__('collections').deque([1])", "memoryview(b'a')", "[{1: {2: [range(1)]}}]",
+        "__import__('enum').IntEnum('E', 'a').a", "__import__('collections').deque([1])", "memoryview(b'a')",
+        "[{1: {2: [range(1)]}}]",
         "__import__('collections').namedtuple('N', 'a')(1)", "{}.keys()",
     ],
 )  # fmt: skip
@@ -112,7 +117,10 @@ def test_a_test_may_use_the_problems_own_helpers_and_the_entry_points_name(sandb
 
 
 def test_every_test_gets_a_freshly_executed_program(sandbox):
-    source = "import os\ncount = len(os.listdir('.'))\nopen('seen', 'w').close()\ndef f(x):\n    global count\n    count += 1\n    return count\n"
+    source = (
+        "import os\ncount = len(os.listdir('.'))\nopen('seen', 'w').close()\n"
+        "def f(x):\n    global count\n    count += 1\n    return count\n"
+    )
     tests = [expect(i, 1) for i in range(4)]
     assert all(verdict.passed for verdict in run(sandbox, source, *tests))
 
@@ -166,7 +174,9 @@ def test_the_zygote_has_imported_neither_torch_nor_this_package(sandbox):
 def test_the_real_interpreter_is_started_not_the_link_of_a_virtual_environment(sandbox):
     interpreter = sandbox_module._interpreter()
     assert os.path.realpath(interpreter) == interpreter and not os.path.islink(interpreter)
-    version = subprocess.run([interpreter, "-S", "-c", "import sys; print(sys.version)"], capture_output=True, text=True)
+    version = subprocess.run(
+        [interpreter, "-S", "-c", "import sys; print(sys.version)"], capture_output=True, text=True
+    )
     assert version.stdout.strip() == sys.version
 
 
@@ -189,7 +199,9 @@ def test_after_three_timeouts_the_rest_is_not_run_whatever_the_number_of_workers
     source = "def f(x):\n    while x > 1: pass\n    return x\n"
     values = [0, 2, 1, 2, 2, 0, 1, 2]
     with Sandbox(workers=workers, limits=Limits(seconds=0.4)) as sandbox:
-        verdicts = run(sandbox, source, *(f"def check(c):\n    assert c({v}) == {v} and {i} < 9\n" for i, v in enumerate(values)))
+        verdicts = run(
+            sandbox, source, *(f"def check(c):\n    assert c({v}) == {v} and {i} < 9\n" for i, v in enumerate(values))
+        )
     assert [verdict.status for verdict in verdicts] == ["pass", "timeout", "pass", "timeout", "timeout"] + ["unrun"] * 3
     assert not any(verdict.passed for verdict in verdicts[5:])
 
@@ -199,7 +211,10 @@ def test_memory_and_file_size_are_bounded():
     with Sandbox(workers=1, limits=limits) as sandbox:
         verdict = run(sandbox, "def f(x):\n    return len(bytearray(300 * 2**20))\n", expect(1, 2))[0]
         assert verdict.message.startswith("MemoryError")
-        big = "def f(x):\n    with open('a', 'wb', buffering=0) as file:\n        return [file.write(b'x' * 900) for _ in range(3)]\n"
+        big = (
+            "def f(x):\n    with open('a', 'wb', buffering=0) as file:\n"
+            "        return [file.write(b'x' * 900) for _ in range(3)]\n"
+        )
         assert "File too large" in run(sandbox, big, expect(1, 2))[0].message
 
 
