@@ -136,7 +136,8 @@ HOSTILE = {
     ),
     "ctypes in the frames": (
         "import sys\ndef f(x):\n    frame = sys._getframe()\n    while frame:\n"
-        "        for value in frame.f_globals.values():\n            getattr(value, 'load_libc', lambda: None)()\n        frame = frame.f_back\n"
+        "        for value in frame.f_globals.values():\n            getattr(value, 'load_libc', lambda: None)()\n"
+        "        frame = frame.f_back\n"
     ),
     "kill the parent": "import os\ndef f(x):\n    os.kill(os.getppid(), 9)\n    return 1\n",
     "kill everybody": "import os\ndef f(x):\n    os.kill(-1, 9)\n    return 1\n",
