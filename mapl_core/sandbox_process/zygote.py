@@ -41,7 +41,10 @@ COMMON_MODULES = (
 
 
 def main() -> None:
-    """Serve until standard input is closed. The one argument is a JSON object, see `mapl_core.sandbox`."""
+    """Serve until standard input is closed, which the end of the parent does at the latest.
+
+    The one argument is a JSON object, see `mapl_core.sandbox`.
+    """
     settings = json.loads(sys.argv[1])
     context = prepare(settings)
     reply(json.dumps(sorted(context["layers"])).encode())
@@ -81,7 +84,6 @@ def prepare(settings: dict) -> dict:
         reached |= layers.separate(libc, settings["scratch"])
     if libc is not None:
         layers.call(libc, "prctl", layers.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        layers.call(libc, "prctl", layers.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     identity = None
     if superuser and all(layers.readable_by_others(path) for path in [*library, settings["scratch"]]):
         identity = layers.UNPRIVILEGED_ID + settings["worker"]
@@ -149,7 +151,7 @@ def run_test(context: dict, size: int, deadline: float) -> bytes:
 
 def judge_and_program(context: dict, size: int, verdict: int) -> None:
     """The judge's process: make the program's process first, then read the job and run the test."""
-    os.setsid()
+    os.setpgid(0, 0)
     libc = context["libc"]
     if libc is not None:
         layers.call(libc, "prctl", layers.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
