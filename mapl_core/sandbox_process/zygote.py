@@ -1,11 +1,11 @@
 """A small, clean interpreter that is forked for every test: one process that judges, one that runs the program.
 
-    mapl_core.sandbox ── job ──> zygote ── fork ──> judge (reads the job, runs the trusted test)
-                      <─ verdict ──┘                  └─ fork ──> program (before the judge has read anything)
+    mapl_core.sandbox ── job ──> judge (forked from the zygote; reads the job, runs the trusted test)
+                      <─ verdict ──┘  └─ fork ──> program (before the judge has read anything)
 
-The program's process is made from a state that has never held a test, shares no file with the judge but the channel on
-which calls and results cross, and cannot reach the pipe that carries the verdict. The zygote runs neither tests nor
-programs; it holds the watch, kills and cleans up.
+The program's process is made from a state that has never held a test or a verdict, shares no file with the judge but
+the channel on which calls and results cross, and cannot reach the pipe that carries the verdict. The zygote runs
+neither tests nor programs and reads neither jobs nor verdicts; it holds the watch, kills and cleans up.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HEADER = struct.Struct(">dI")  # seconds for this test, bytes of the job that fo
 REPLY = struct.Struct(">I")
 PID = struct.Struct(">I")
 READY, TIMEOUT, LOST = b"R", b"T", b"L"
-LARGEST_VERDICT = 4096
+DECIDED = b"D"  # from the judge: the verdict is on its way to the caller
 JUDGE_MEMORY = 2**30
 # Imported once here instead of once for every test.
 COMMON_MODULES = (
@@ -61,10 +61,11 @@ def main() -> None:
         os.mkdir(scratch, 0o700)
         if context["identity"] is not None:
             os.chown(scratch, context["identity"], context["identity"])
-        verdict = run_test({**context, "scratch": scratch}, size, time.monotonic() + seconds)
-        reply(verdict)
+        failure = run_test({**context, "scratch": scratch}, size, time.monotonic() + seconds)
+        if failure is not None:
+            reply(failure)
         clear(settings["scratch"])  # a program may have left much; that is not the next one's time
-        if verdict == LOST:  # what the judge has not read of its job would be taken for the next one
+        if failure == LOST:  # what the judge has not read of its job would be taken for the next one
             return
 
 
@@ -116,8 +117,12 @@ def library_files(library: list[str]) -> list[str]:
     return [path for path in entries if os.path.basename(path) not in ("site-packages", "dist-packages")]
 
 
-def run_test(context: dict, size: int, deadline: float) -> bytes:
-    """Fork judge and program, wait for the verdict until the deadline, and leave nothing of them behind."""
+def run_test(context: dict, size: int, deadline: float) -> bytes | None:
+    """Fork judge and program, wait for the verdict until the deadline, and leave nothing of them behind.
+
+    Returns:
+        None if the judge has sent its verdict, else what to tell the caller in its place.
+    """
     from_judge, to_zygote = os.pipe()
     child = os.fork()
     if child == 0:
@@ -127,29 +132,28 @@ def run_test(context: dict, size: int, deadline: float) -> bytes:
         finally:
             os._exit(1)
     os.close(to_zygote)
-    written = b""
-    timed_out = False
-    while len(written) < LARGEST_VERDICT:
+    said, timed_out = b"", False
+    while len(said) < PID.size + len(DECIDED):
         ready, _, _ = select.select([from_judge], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
-            timed_out = True
-            break
-        part = os.read(from_judge, LARGEST_VERDICT)
+        part = os.read(from_judge, PID.size + len(DECIDED)) if ready else b""
         if not part:
+            timed_out = not ready
             break
-        written += part
+        said += part
     os.close(from_judge)
-    if len(written) < PID.size:
+    if len(said) < PID.size:
         end_all(child)
         return LOST
-    end_all(PID.unpack_from(written)[0], child)
-    verdict = written[PID.size :]
-    if verdict:
-        return verdict
+    tested = PID.unpack_from(said)[0]
+    if len(said) > PID.size:
+        os.waitpid(child, 0)  # it has nothing left to do but to send the verdict
+        end_all(tested)
+        return None
+    end_all(tested, child)
     return TIMEOUT if timed_out else b"Fthe judging process ended without a verdict"
 
 
-def judge_and_program(context: dict, size: int, verdict: int) -> None:
+def judge_and_program(context: dict, size: int, to_zygote: int) -> None:
     """The judge's process: make the program's process first, then read the job and run the test."""
     os.setpgid(0, 0)
     libc = context["libc"]
@@ -163,14 +167,16 @@ def judge_and_program(context: dict, size: int, verdict: int) -> None:
         program.run_program(program_end.fileno(), context)
     program_end.close()
     job = json.loads(read_exactly(0, size))
-    os.write(verdict, PID.pack(child))
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
+    os.write(to_zygote, PID.pack(child))
+    answers, nowhere = os.dup(1), os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):  # a test may print
         os.dup2(nowhere, descriptor)
     layers.set_limits(
         cpu_seconds=context["cpu_seconds"], memory_bytes=JUDGE_MEMORY, file_bytes=context["file_bytes"], processes=None
     )
-    os.write(verdict, judge(job, judge_end.fileno()))
+    decision = judge(job, judge_end.fileno())
+    os.write(to_zygote, DECIDED)
+    reply(decision, answers)
     os._exit(0)
 
 
@@ -189,7 +195,7 @@ def end_all(*processes: int) -> None:
             return
 
 
-def reply(body: bytes) -> None:
+def reply(body: bytes, descriptor: int = 1) -> None:
     data = memoryview(REPLY.pack(len(body)) + body)
     while data:
-        data = data[os.write(1, data) :]
+        data = data[os.write(descriptor, data) :]
