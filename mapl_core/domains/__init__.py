@@ -11,6 +11,7 @@ from mapl_core.domains.base import Domain
 # Imported only when asked for, so that a domain costs nothing to those who do not use it.
 DOMAINS: dict[str, tuple[str, str] | Callable[..., Domain]] = {
     "tldr": ("mapl_core.domains.tldr", "TldrDomain"),
+    "coophe": ("mapl_core.domains.coophe", "CoopheDomain"),
     "travel": ("mapl_core.domains.travel", "TravelDomain"),
 }
 
