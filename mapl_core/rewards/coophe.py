@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from mapl_core.rewards.base import Reward
-from mapl_core.rewards.python_calls import is_mere_wrapper, really_calls
+from mapl_core.rewards.program_calls import is_mere_wrapper, really_calls
 from mapl_core.rewards.python_source import Answer, Definition, Function, own_nodes, parse, read_answer
 from mapl_core.rewards.text import check_responses
 from mapl_core.sandbox import Program, Verdict, shared_sandbox

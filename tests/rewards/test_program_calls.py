@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from mapl_core.rewards.python_calls import is_mere_wrapper, live_code, really_calls
+from mapl_core.rewards.program_calls import is_mere_wrapper, live_code, really_calls
 
 
 def main_of(body, parameters="x"):
