@@ -9,7 +9,10 @@ from typing import Any
 from mapl_core.domains.base import Domain
 
 # Imported only when asked for, so that a domain costs nothing to those who do not use it.
-DOMAINS: dict[str, tuple[str, str] | Callable[..., Domain]] = {"tldr": ("mapl_core.domains.tldr", "TldrDomain")}
+DOMAINS: dict[str, tuple[str, str] | Callable[..., Domain]] = {
+    "tldr": ("mapl_core.domains.tldr", "TldrDomain"),
+    "bfcl": ("mapl_core.domains.bfcl", "BfclDomain"),
+}
 
 
 def register_domain(name: str, build: Callable[..., Domain]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mapl_core.rewards.base import Reward, score_batch
+from mapl_core.rewards.bfcl import bfcl_reward
 from mapl_core.rewards.tldr import tldr_reward
 
-__all__ = ["Reward", "score_batch", "tldr_reward"]
+__all__ = ["Reward", "bfcl_reward", "score_batch", "tldr_reward"]
