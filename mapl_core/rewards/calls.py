@@ -40,7 +40,7 @@ def _split_fences(text: str) -> tuple[list[str], str]:
     for number, part in enumerate(text.split(FENCE)):
         part = part.lstrip("`")  # a mark may be longer than three
         if number % 2:
-            part = _without_language(part)
+            part = _without_language(part).rstrip("`")  # or cut off itself
             inside.append(part)
         everything.append(part)
     return inside, "\n".join(everything)
@@ -58,7 +58,7 @@ def _without_language(block: str) -> str:
 
 def _read_tagged(text: str, functions: Functions) -> Reading:
     if TAG in text:
-        parts = [part.partition(END_TAG)[0] for part in text.split(TAG)[1:]]
+        parts = [_before_end_tag(part) for part in text.split(TAG)[1:]]
         readings = [read_json_calls(part, functions) for part in parts]
         if any(reading is not None for reading in readings) or _is_empty_list("".join(parts)):
             return _sum(
@@ -68,6 +68,13 @@ def _read_tagged(text: str, functions: Functions) -> Reading:
         return read_python_calls(text, functions)
     reading = read_json_calls(text, functions)
     return read_python_calls(text, functions) if reading is None else reading
+
+
+def _before_end_tag(part: str) -> str:
+    """What a tag holds; the end tag itself may be missing or cut off."""
+    content, end_tag, _ = part.partition(END_TAG)
+    cut = next((n for n in range(len(END_TAG) - 1, 0, -1) if content.endswith(END_TAG[:n])), 0)
+    return content[: len(content) - cut] if cut and not end_tag else content
 
 
 def _sum(readings: Iterable[Reading]) -> Reading:
