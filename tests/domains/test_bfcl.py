@@ -19,6 +19,8 @@ from mapl_core.domains import bfcl_data, get_domain
 from mapl_core.domains.base import Task, Turn
 from mapl_core.domains.bfcl import FORMS, ROLES
 from mapl_core.domains.bfcl_data import SPLIT_SIZES, accepted_rows, fault, hub_revision, package_rows
+from mapl_core.grid import DOMAIN_NOTEBOOKS, ROOT
+from mapl_core.profiles import load_profile
 from mapl_core.rewards import bfcl_reward
 
 SOURCES = ("pocket", "small", "paper")
@@ -293,6 +295,22 @@ def test_an_id_that_occurs_twice_is_refused_and_a_missing_one_is_made_from_the_n
 
 def test_a_sound_row_has_no_fault():
     assert fault(row()) is None
+
+
+# Profiles --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("agents", [1, 2, 3])
+def test_every_profile_has_a_configuration_whose_tasks_its_split_can_serve(source, agents):
+    options = {"num_agents": agents, "roles": "odd_even"}
+    config = load_profile(source).config("bfcl", "madpo", domain_options=options)
+    assert config.source == source and config.num_agents == agents == len(config.token_limits)
+    assert config.train_tasks <= SPLIT_SIZES["train"] and config.eval_tasks <= SPLIT_SIZES["eval"]
+
+
+def test_without_a_notebook_bfcl_is_no_part_of_the_grid():
+    assert ("bfcl" in DOMAIN_NOTEBOOKS) == (ROOT / "notebooks" / "07_bfcl.ipynb").is_file()
 
 
 # Wrong choices ---------------------------------------------------------------------------------------------
