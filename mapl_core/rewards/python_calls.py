@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import keyword
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 from mapl_core.rewards.call_types import MAX_NESTING, Call, Function, Functions, Reading
@@ -79,30 +80,28 @@ def read_python_calls(text: str, functions: Functions) -> Reading:
     unknown: tuple[int, int] | None = None  # end of a call of another function, and the calls that were read before it
     known: dict[tuple[str, str], Call | None] = {}  # a text that repeats itself is parsed once
     position = 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the Python parser, such as about the escape "\d"
-        while (opening := text.find("(", position)) >= 0 and not brackets.is_spent:
-            if unknown and opening > unknown[0]:
-                reading.unknown += len(reading.calls) == unknown[1]
-                unknown = None
-            position = opening + 1
-            function = _called(text, opening, functions)
-            if function is None:
-                if unknown is None and not others.is_spent and (end := _end_of_other(text, opening, others)):
-                    unknown = end, len(reading.calls)
-                continue
-            closing, readable = brackets.closing(opening)
-            if closing is None:
-                line_end = text.find("\n", opening)
-                position = len(text) if line_end < 0 else line_end
-                continue
-            source = text[opening : closing + 1]
-            if readable:
-                if (function.name, source) not in known:
-                    known[function.name, source] = _parse_call(function, source)
-                if call := known[function.name, source]:
-                    reading.calls.append(call)
-            position = closing + 1
+    while (opening := text.find("(", position)) >= 0 and not brackets.is_spent:
+        if unknown and opening > unknown[0]:
+            reading.unknown += len(reading.calls) == unknown[1]
+            unknown = None
+        position = opening + 1
+        function = _called(text, opening, functions)
+        if function is None:
+            if unknown is None and not others.is_spent and (end := _end_of_other(text, opening, others)):
+                unknown = end, len(reading.calls)
+            continue
+        closing, readable = brackets.closing(opening)
+        if closing is None:
+            line_end = text.find("\n", opening)
+            position = len(text) if line_end < 0 else line_end
+            continue
+        source = text[opening : closing + 1]
+        if readable:
+            if (function.name, source) not in known:
+                known[function.name, source] = _parse_call(function, source)
+            if call := known[function.name, source]:
+                reading.calls.append(call)
+        position = closing + 1
     if unknown:
         reading.unknown += len(reading.calls) == unknown[1]
     return reading
@@ -187,8 +186,11 @@ class _Unreadable(Exception):
 
 def _parse(arguments: str) -> ast.Call | None:
     """The syntax tree of `_` called with what stands in these brackets; None if that is no Python."""
+    # The parser warns of escapes such as "\\d". Silencing it resets what was warned of elsewhere, so only where needed.
+    silence = warnings.catch_warnings(action="ignore") if "\\" in arguments else nullcontext()
     try:
-        tree = ast.parse("_" + arguments, mode="eval").body
+        with silence:
+            tree = ast.parse("_" + arguments, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):  # ValueError: NUL or half a surrogate pair
         return None
     return tree if isinstance(tree, ast.Call) else None
