@@ -287,6 +287,9 @@ def copied_words(text: str, task: Task) -> tuple[int, int]:
 
 # How often the corpus shows each prompt form; every form that an experiment may write is among them.
 FORMS = {"agent": 0.44, "coordinator": 0.20, "single": 0.12, "sequential": 0.10, "discussion": 0.14}
+# The same for team sizes and roles (domains.bfcl.ROLES).
+TEAM_SIZES = {1: 0.05, 2: 0.70, 3: 0.25}
+TEAM_ROLES = {"self_select": 0.80, "odd_even": 0.10, "split_by_order": 0.10}
 
 
 def atoms() -> list[str]:
@@ -328,14 +331,20 @@ def prompt_forms(domain: Domain, task: Task, drafts: Sequence[str]) -> Mapping[s
 def write_example(domain: Domain, rng: random.Random, reserved: frozenset) -> tuple[str, str]:
     """One pair of prompt and scripted answer for pretraining.
 
-    Whatever the form, the answer follows the same uncoordinated mixture: a coordinator draws all parts independently,
-    and an agent that is shown its team mates' texts does not use them.
+    Whatever form, team size and roles, the answer follows the same uncoordinated mixture: a coordinator draws all parts
+    independently, and an agent that is shown its team mates' texts does not use them.
+
+    Args:
+        domain: the BFCL domain; its team size and roles are not used, since the corpus shows all of them.
+        rng: source of all choices.
+        reserved: identities of tasks that must not be shown.
     """
+    size, roles = (rng.choices(list(shares), list(shares.values()))[0] for shares in (TEAM_SIZES, TEAM_ROLES))
+    team = type(domain)(num_agents=size, roles=roles)
     task, request = draw_task(rng, reserved)
-    drafts = [sample_answer(request, rng) for _ in range(domain.num_agents)]
-    answers = [sample_answer(request, rng) for _ in range(domain.num_agents)]
+    drafts, answers = ([sample_answer(request, rng) for _ in range(size)] for _ in range(2))
     form = rng.choices(list(FORMS), weights=list(FORMS.values()))[0]
     if form in ("coordinator", "single"):
-        return prompt_forms(domain, task, drafts)[form], domain.join(answers)
-    agent = rng.randrange(domain.num_agents)
-    return prompt_forms(domain, task, drafts)[f"{form} {agent}"], answers[agent]
+        return prompt_forms(team, task, drafts)[form], team.join(answers)
+    agent = rng.randrange(size)
+    return prompt_forms(team, task, drafts)[f"{form} {agent}"], answers[agent]
