@@ -146,7 +146,7 @@ class BfclDomain(Domain):
         Args:
             split: "train" or "eval".
             source: "pocket" (generated), "small" (the package bfcl-eval) or "paper" (the authors' rows, from the hub).
-            limit: only the first so many tasks.
+            limit: only the first so many tasks; fewer come if rows are refused or, at "paper", of another category.
 
         Raises:
             ValueError: for an unknown split or source, a limit that the split cannot serve, or a damaged package.
@@ -162,9 +162,10 @@ class BfclDomain(Domain):
 
             self.refused[source, split] = []
             return make_tasks(split, limit)
+        size = bfcl_data.SPLIT_SIZES[split]
+        if limit is not None and limit > size:
+            raise ValueError(f"limit {limit} exceeds the {size} {split} rows of source {source!r}; lower it")
         rows = bfcl_data.small_rows(split) if source == "small" else bfcl_data.hub_rows(split)
-        if limit is not None and limit > len(rows):
-            raise ValueError(f"limit {limit} exceeds the {len(rows)} {split} rows of source {source!r}; lower it")
         accepted, refused = bfcl_data.accepted_rows(rows, lambda number: f"{bfcl_data.HUB_DATASET}/{split}/{number}")
         self.refused[source, split] = refused
         return [task_of_row(row, source, split) for row in accepted[:limit]]

@@ -229,14 +229,13 @@ def test_a_hub_without_the_pinned_commit_is_an_error(domain, hub):
         domain.load_tasks("train", "paper")
 
 
-def test_the_first_rows_are_taken_and_then_the_two_categories(domain, hub):
-    rows = [hub_row(n, "live_parallel" if n % 2 else "parallel_multiple") for n in range(170)]
-    hub(rows)
-    tasks = domain.load_tasks("train", "paper")
-    assert [task.id for task in tasks] == [f"parallel_multiple_{n}" for n in range(0, 160, 2)]
-    assert [task.id for task in domain.load_tasks("eval", "paper")] == [
-        f"parallel_multiple_{n}" for n in range(0, 40, 2)
-    ]
+def test_the_first_rows_are_taken_and_of_these_the_two_categories(domain, hub):
+    hub([hub_row(n, "live_parallel" if n % 2 else "parallel_multiple") for n in range(170)])
+    for split, size in SPLIT_SIZES.items():
+        expected = [f"parallel_multiple_{n}" for n in range(0, size, 2)]
+        assert [task.id for task in domain.load_tasks(split, "paper")] == expected
+        assert [task.id for task in domain.load_tasks(split, "paper", size)] == expected
+        assert [task.id for task in domain.load_tasks(split, "paper", 7)] == expected[:7]
 
 
 @pytest.mark.parametrize("cause", [ConnectionError("no route"), OSError("disk"), RuntimeError("client")])
@@ -331,9 +330,13 @@ def test_a_team_has_one_to_three_agents(number):
         get_domain("bfcl", num_agents=number)
 
 
-@pytest.mark.parametrize("source", ["small", "pocket"])
-@pytest.mark.parametrize(("limit", "message"), [(0, "limit must be at least 1"), (10_000, "limit")])
-def test_a_limit_that_cannot_be_served_is_refused(wheels, domain, source, limit, message):
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(
+    ("limit", "message"), [(0, "limit must be at least 1"), (161, "limit.* 160.*161|limit 161.*160")]
+)
+def test_a_limit_that_cannot_be_served_is_refused_before_anything_is_read(domain, source, limit, message, monkeypatch):
+    monkeypatch.setattr(bfcl_data, "small_rows", lambda split: pytest.fail("read"))
+    monkeypatch.setattr(bfcl_data, "hub_rows", lambda split: pytest.fail("read"))
     with pytest.raises(ValueError, match=message):
         domain.load_tasks("train", source, limit)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mapl_core.domains.base import Task
 from mapl_core.rewards import bfcl_reward
-from mapl_core.rewards.bfcl import measure
+from mapl_core.rewards.bfcl import measure, reward_of
 
 PROPERTIES = {name: {"type": "any"} for name in ("city", "unit", "days")}
 TASK = Task(
@@ -143,12 +143,12 @@ def test_random_and_mutated_strings_are_scored_soon_and_never_raise(examples):
     @given(st.lists(RESPONSE | st.none(), min_size=1, max_size=3))
     def check(responses):
         start = time.process_time()
-        reward = bfcl_reward(responses, TASK)
+        measured = measure(responses, TASK)
+        reward = reward_of(measured)
         seconds.append(time.process_time() - start)
         assert math.isfinite(reward.total) and -1.0 <= reward.total <= 2.0
         assert all(math.isfinite(part) for part in reward.parts.values())
         assert reward.total == pytest.approx(sum(reward.parts.values()))
-        measured = measure(responses, TASK)
         assert 0 <= measured.name_f1 <= 1 and 0 <= measured.similarity <= 1 and 0 <= measured.balance <= 1
         assert measured.merged + measured.duplicates == sum(measured.calls)
         assert (reward.parts["base"] > 0) == (sum(measured.calls) > 0)
@@ -163,4 +163,5 @@ def test_random_and_mutated_strings_are_scored_soon_and_never_raise(examples):
 @given(st.lists(RESPONSE, min_size=2, max_size=3), st.randoms(use_true_random=False))
 def test_the_order_of_the_agents_never_matters(responses, rng):
     shuffled = rng.sample(responses, len(responses))
+    assert bfcl_reward(responses, TASK) == reward_of(measure(responses, TASK))
     assert bfcl_reward(shuffled, TASK).total == pytest.approx(bfcl_reward(responses, TASK).total)
