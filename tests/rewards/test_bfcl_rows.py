@@ -7,6 +7,7 @@ import random
 import pytest
 from bfcl_rows import SYNTAXES, all_tasks, python_call, reference_calls
 
+from mapl_core.domains import get_domain
 from mapl_core.rewards import bfcl_reward
 from mapl_core.rewards.bfcl import measure
 
@@ -32,12 +33,14 @@ def test_all_reference_answers_are_exact_merged_from_a_random_split_over_two_or_
 
 
 @pytest.mark.parametrize("agents", [2, 3])
-def test_agents_may_each_use_a_syntax_of_their_own(agents):
-    rng = random.Random(agents)
+def test_agents_may_each_use_a_syntax_of_their_own_and_a_coordinator_any_in_each_section(agents):
+    rng, domain = random.Random(agents), get_domain("bfcl", num_agents=agents)
     for task in all_tasks():
         shares = dealt(reference_calls(task), agents, rng)
         responses = [SYNTAXES[rng.choice(list(SYNTAXES))](share) for share in shares]
         assert measure(responses, task).is_exact, (task.id, responses)
+        sections = domain.split_joint(f"Here they are:\n{domain.join(responses)}")
+        assert domain.metrics(sections, task) == domain.metrics(responses, task), (task.id, responses)
 
 
 def test_reference_answers_dealt_out_in_turn_to_two_agents_score_exactly_2():
