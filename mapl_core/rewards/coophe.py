@@ -1,7 +1,7 @@
 """Oracle reward of CoopHE: an auxiliary and a main function, joined and tested (paper, section 5.1, appendix C.3).
 
 Both answers are read (`python_source`), joined with the problem's own text into one program, judged by their syntax
-trees (`python_calls`) and by the problem's tests, which run in the sandbox (`mapl_core.sandbox`). Reward and metrics
+trees (`program_calls`) and by the problem's tests, which run in the sandbox (`mapl_core.sandbox`). Reward and metrics
 look at the same program and the same verdicts.
 """
 

