@@ -182,7 +182,7 @@ class BfclDomain(Domain):
                 f"all 400 rows in file order, random.Random({bfcl_data.SHUFFLE_SEED}).shuffle, "
                 f"{bfcl_data.TRAIN_SHARE:.0%} train, of these {first}; not the authors' split"
             )
-            data = f"{bfcl_data.WHEEL}, {' and '.join(bfcl_data.CATEGORIES)}"
+            data = f"{bfcl_data.PACKAGE.requirement}, {' and '.join(bfcl_data.CATEGORIES)}"
             return {"data": data, "split": split, "roles": self.roles}
         return {
             "data": f"{bfcl_data.HUB_DATASET} at {bfcl_data.hub_revision()}",

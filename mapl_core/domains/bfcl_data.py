@@ -26,7 +26,9 @@ PACKAGE = WheelData(
     digests={
         "data/BFCL_v4_parallel.json": "19f51a82eff42e5d62541aa500115a056eb78f437c2ba1f10415fd7c8e5dda84",
         "data/BFCL_v4_parallel_multiple.json": "8863ea8433239f55c5f016154cf0830853c89f693c6ea270396a2fa121960579",
-        "data/possible_answer/BFCL_v4_parallel.json": "8a6aa19c1adddc6a5a2f7e40f9dbf30cc7e95815e7b830c90589ab318229e0f0",
+        "data/possible_answer/BFCL_v4_parallel.json": (
+            "8a6aa19c1adddc6a5a2f7e40f9dbf30cc7e95815e7b830c90589ab318229e0f0"
+        ),
         "data/possible_answer/BFCL_v4_parallel_multiple.json": (
             "5ebf24f458c1f16300c05505d83d6f0a1b68b79be273a033febd0d4f840507e3"
         ),
