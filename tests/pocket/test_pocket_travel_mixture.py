@@ -14,7 +14,7 @@ from mapl_core.pocket.travel_mixture import MODES, MOST_SURPLUS, role_plans, sam
 from mapl_core.rewards.travel_actions import TEAMS, owned_slots
 from mapl_core.rewards.travel_trip import read_trip
 
-TASKS = [*make_tasks("train", 12), *make_tasks("eval", 2, days=5)]
+TASKS = [*make_tasks("train", 8), *make_tasks("eval", 1, days=5)]
 
 
 def answered(task, agent, mode, seed=0):
@@ -77,10 +77,10 @@ def test_samples_follow_the_mixture_whatever_the_team_and_use_only_the_vocabular
     assert sum(MODES.values()) == pytest.approx(1)
     domain = get_domain("travel", num_agents=num_agents)
     rewards = []
-    for number in range(120):
-        task = TASKS[number % 12]
+    for number in range(80):
+        task = TASKS[number % 8]
         answers = [sample_answer(task, agent, rng, num_agents) for agent in range(num_agents)]
         assert {word for answer in answers for word in answer.split()} <= words
         rewards.append(domain.reward(answers, task).total)
-    assert len({round(reward, 3) for reward in rewards}) > 30  # samples of a team differ
+    assert len({round(reward, 3) for reward in rewards}) > 20  # samples of a team differ
     assert 0.2 < sum(rewards) / len(rewards) < 0.6
