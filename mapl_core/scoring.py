@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -41,35 +42,46 @@ class PackedRow:
 
 
 def pack_rows(items: Sequence[Item], *, max_tokens: int, share_prompts: bool) -> list[list[PackedRow]]:
-    """Group responses by prompt into rows and rows into micro-batches of at most `max_tokens` tokens.
+    """Group responses by prompt into rows and rows into micro-batches of at most `max_tokens` padded tokens.
 
     A single response longer than `max_tokens` gets a micro-batch of its own.
     """
     by_prompt: dict[Ids, list[int]] = {}
     for index, (prompt, _) in enumerate(items):
         by_prompt.setdefault(prompt, []).append(index)
+
+    def row(prompt: Ids, taken: list[int]) -> PackedRow:
+        return PackedRow(prompt, tuple(items[index][1] for index in taken), tuple(taken))
+
+    def fits(rows: list[PackedRow]) -> bool:
+        return padded_tokens(rows, shared=share_prompts) <= max_tokens
+
     rows: list[PackedRow] = []
     for prompt, indices in by_prompt.items():
         taken: list[int] = []
-        length = len(prompt)
-        for index in indices:
-            response_length = len(items[index][1])
-            if taken and (not share_prompts or length + response_length > max_tokens):
-                rows.append(PackedRow(prompt, tuple(items[i][1] for i in taken), tuple(taken)))
-                taken, length = [], len(prompt)
+        for index in sorted(indices, key=lambda index: len(items[index][1])):  # like lengths waste little padding
+            if taken and not (share_prompts and fits([row(prompt, [*taken, index])])):
+                rows.append(row(prompt, taken))
+                taken = []
             taken.append(index)
-            length += response_length
-        rows.append(PackedRow(prompt, tuple(items[i][1] for i in taken), tuple(taken)))
-    rows.sort(key=lambda row: row.length)  # neighbours of like length waste little padding
+        rows.append(row(prompt, taken))
+    rows.sort(key=lambda row: row.length)
     batches: list[list[PackedRow]] = []
-    for row in rows:
-        together = [*(batches[-1] if batches else []), row]
-        held = sum(r.length for r in together) if share_prompts else row.length * len(together)
-        if batches and held <= max_tokens:
-            batches[-1].append(row)
+    for next_row in rows:
+        if batches and fits([*batches[-1], next_row]):
+            batches[-1].append(next_row)
         else:
-            batches.append([row])
+            batches.append([next_row])
     return batches
+
+
+def padded_tokens(rows: Sequence[PackedRow], *, shared: bool) -> int:
+    """Places that a micro-batch of rows takes up in memory: prompts and responses each laid out as a rectangle in
+    attention where prompts are shared (see `attention`), else rows padded to the longest."""
+    if not shared:
+        return len(rows) * max(row.length for row in rows)
+    longest = max(len(response) for row in rows for response in row.responses)
+    return len(rows) * max(len(row.prompt) for row in rows) + longest * sum(len(row.responses) for row in rows)
 
 
 @dataclass
@@ -171,6 +183,11 @@ def _hidden_states(adapted: AdaptedModel, batch: PackedBatch) -> Tensor:
     return adapted.backbone(**batch.inputs, use_cache=False).last_hidden_state.flatten(0, 1)
 
 
+def _predicting_states(adapted: AdaptedModel, batch: PackedBatch) -> Tensor:
+    """(response tokens, hidden) the states of a batch that predict its response tokens."""
+    return _hidden_states(adapted, batch)[batch.predictors]
+
+
 def _token_logprobs(
     adapted: AdaptedModel,
     hidden: Tensor,
@@ -199,14 +216,10 @@ def _token_logprobs(
         kl = None if reference is None else exact_kl(policy, log_probs(reference))
         return policy.gather(1, targets[:, None]).squeeze(1), kl
 
+    again = torch.is_grad_enabled() and len(hidden) > rows
+    run = partial(checkpoint, read, use_reentrant=False, preserve_rng_state=False) if again else read
     given = (hidden, targets) if reference is None else (hidden, targets, reference)
-    if len(hidden) <= rows or not torch.is_grad_enabled():
-        parts = [read(*part) for part in zip(*(x.split(rows) for x in given), strict=True)]
-    else:
-        parts = [
-            checkpoint(read, *part, use_reentrant=False, preserve_rng_state=False)
-            for part in zip(*(x.split(rows) for x in given), strict=True)
-        ]
+    parts = [run(*part) for part in zip(*(x.split(rows) for x in given), strict=True)]
     tokens, divergences = zip(*parts, strict=True)
     return torch.cat(tokens), None if reference is None else torch.cat(divergences)
 
@@ -235,7 +248,7 @@ def response_logprobs(
     result = torch.zeros(len(distinct))
     with adapted.using(adapter):
         for batch in _micro_batches(adapted, _packed(adapted, distinct, max_tokens)):
-            hidden = _hidden_states(adapted, batch)[batch.predictors]
+            hidden = _predicting_states(adapted, batch)
             token, _ = _token_logprobs(adapted, hidden, batch.targets, temperature=temperature)
             result[batch.members] = _per_response(batch, token).cpu()
     return result[where]
@@ -254,7 +267,7 @@ def graph_logprobs(adapted: AdaptedModel, adapter: str, items: Sequence[Item], *
         return None
     (batch,) = _micro_batches(adapted, packed)
     with adapted.using(adapter):
-        token, _ = _token_logprobs(adapted, _hidden_states(adapted, batch)[batch.predictors], batch.targets)
+        token, _ = _token_logprobs(adapted, _predicting_states(adapted, batch), batch.targets)
     logprobs = _per_response(batch, token)
     order = torch.tensor(batch.members, device=logprobs.device).argsort()
     return logprobs[order][where].cpu()
@@ -292,9 +305,9 @@ def accumulate_logprob_gradients(
         reference = None
         if kl_weight:
             with torch.no_grad(), adapted.using(None):
-                reference = _hidden_states(adapted, batch)[batch.predictors]
+                reference = _predicting_states(adapted, batch)
         with adapted.using(adapter):
-            hidden = _hidden_states(adapted, batch)[batch.predictors]
+            hidden = _predicting_states(adapted, batch)
             token, kl = _token_logprobs(adapted, hidden, batch.targets, reference=reference)
             objective = (summed[members].to(token.device) * _per_response(batch, token)).sum()
             if kl is not None:

@@ -39,6 +39,7 @@ from mapl_core.buffers import (
 from mapl_core.comparators import Comparator
 from mapl_core.domains import get_domain
 from mapl_core.domains.base import Domain, Task
+from mapl_core.memory import keep_freed_memory
 from mapl_core.model_names import check_model_name
 from mapl_core.models import describe, load_model
 from mapl_core.policies import Budget, JointPolicy
@@ -226,6 +227,8 @@ def run_mapl(config: RunConfig, out_dir: Path | str, *, progress: bool = True) -
     check_writable(out_dir)
     torch.set_num_threads(config.threads)
     torch.set_float32_matmul_precision(config.matmul_precision)
+    if not torch.cuda.is_available():
+        keep_freed_memory()
     run = _Run(config, build_team(config), out_dir)
     steps = config.iterations if config.method != "untrained" else 0
     quiet = {} if progress else {"disable": True}  # otherwise TQDM_DISABLE decides

@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 from mapl_core.adapters import AdaptedModel
 from mapl_core.attention import SHARED_PROMPTS, Packing, shared_prompt_attention
+from mapl_core.scoring import response_logprobs
 
 # A prompt of 3 with responses of 1 and 4, a prompt of 1 with one response of 2, a prompt of 2 without any.
 PROMPTS = [range(0, 3), range(8, 9), range(11, 13)]
@@ -85,8 +86,6 @@ def test_without_a_packing_the_model_is_the_stock_one(tiny_llama, tiny_qwen3):
 
 def test_an_attention_that_does_not_read_the_packing_cannot_pass_unnoticed(tiny_qwen3):
     """Its numbers would be those of responses that see each other; they are NaN instead, which every loss refuses."""
-    from mapl_core.scoring import response_logprobs
-
     adapted = AdaptedModel(tiny_qwen3())
     items = [((3, 4), (5, 6)), ((3, 4), (7,))]
     assert response_logprobs(adapted, None, items, max_tokens=64).isfinite().all()

@@ -316,6 +316,14 @@ def test_sharing_computes_a_prompt_once(tiny_qwen3):
     assert all(len(row.responses) == 1 for batch in alone for row in batch)
 
 
+@pytest.mark.parametrize("share", [True, False])
+def test_one_long_answer_among_short_ones_does_not_blow_up_a_micro_batch(share):
+    """Attention pads each answer of a micro-batch to the longest: with all in one it would hold 10,100 places."""
+    items = [(LONG, (token,) * 5) for token in range(100)] + [(LONG, (1,) * 100)]
+    for rows in pack_rows(items, max_tokens=200, share_prompts=share):
+        assert scoring.padded_tokens(rows, shared=share) <= 200
+
+
 def test_packing_loses_and_repeats_no_response():
     items = [((p,) * (1 + p % 3), (r,) * (1 + r % 4)) for p in range(5) for r in range(9)]
     for max_tokens in (1, 7, 20, 100):

@@ -81,7 +81,7 @@ print(f"python {sys.version.split()[0]}, mapl_core {mapl_core.__version__}, "
 PROFILE = "pocket"  # scale of exercise 5: pocket, small or paper
 SEEDS = [0, 1]  # seeds to compare in exercise 5
 ITERATIONS = 3  # MAPL iterations of each run
-TRAIN_TASKS = 16  # training posts
+TRAIN_TASKS = 64  # training posts
 EVAL_TASKS = 16  # evaluation posts
 TOY_REPEATS = 20  # random data sets for each number of exercise 3
 OUTPUT_DIR = ""  # folder for the runs; empty: a temporary one
@@ -204,8 +204,8 @@ print(f"equal at an error of about {equal:.2f}: {gradient_noise(equal)}")
 #
 # ## 5 Another seed
 #
-# To be quick this is a smaller run than section 7's: MAGRPO only, fewer training posts and
-# fewer iterations. So compare these seeds with each other, and their spread with the
+# To be quick this is a smaller run than section 7's: MAGRPO only and fewer iterations. So
+# compare these seeds with each other, and their spread with the
 # differences between algorithms on your own plot.
 
 # %%

@@ -77,7 +77,7 @@ PROFILE = "pocket"  # scale of exercise 4: pocket, small or paper
 SEED = 0  # seed of every random draw
 BETAS = [0.1, 1.0]  # values to compare in exercise 4, in units of reward
 ITERATIONS = 3  # MAPL iterations of each run
-TRAIN_TASKS = 16  # training posts
+TRAIN_TASKS = 64  # training posts
 EVAL_TASKS = 16  # evaluation posts
 OUTPUT_DIR = ""  # folder for the runs; empty: a temporary one
 

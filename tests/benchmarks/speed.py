@@ -23,6 +23,7 @@ import torch
 from mapl_core.adapters import AdaptedModel
 from mapl_core.buffers import PreferencePair, Response, Trajectory
 from mapl_core.domains import get_domain
+from mapl_core.memory import keep_freed_memory
 from mapl_core.models import load_model
 from mapl_core.policies import Budget, JointPolicy
 from mapl_core.profiles import load_profile
@@ -183,6 +184,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("rollouts", "update", "memory"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    keep_freed_memory()  # as a run on the processor does
     adapted = adapted_model(options.model)
     print(f"{options.model}, {options.threads} threads, float32 products in full, torch {torch.__version__}")
     step = update_step(adapted)
