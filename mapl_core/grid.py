@@ -17,7 +17,7 @@ from mapl_core.tables import TABLE1
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK_FOLDER = ROOT / "notebooks"
-DOMAIN_NOTEBOOKS = {"tldr": "05_tldr.ipynb"}
+DOMAIN_NOTEBOOKS = {"tldr": "05_tldr.ipynb", "bfcl": "07_bfcl.ipynb"}
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ class Job:
 class Request:
     """What the command line asks for, checked against what exists.
 
-    `methods` and `paradigms` are None where the command line leaves them to the profile.
+    `domains`, `methods` and `paradigms` are None where the command line leaves them to the profile.
     """
 
     profile: str
-    domains: list[str]
+    domains: list[str] | None
     methods: list[str] | None
     paradigms: list[str] | None
     seeds: list[int]
@@ -78,17 +78,18 @@ class Request:
             Job(domain, row.method, row.paradigm, seed)
             for experiment in self.experiments
             for seed in self.seeds
-            for domain in self.domains
+            for domain in self.domains or DOMAIN_NOTEBOOKS
             for row in EXPERIMENTS[experiment].rows
             if row.method in (self.methods or METHOD_NAMES) and row.paradigm in (self.paradigms or PARADIGM_NAMES)
         )
         return sorted(grid, key=lambda job: -job.weight)
 
     def with_defaults(self, grid: Mapping[str, Sequence[str]]) -> Request:
-        """The request with a profile's own `methods` and `paradigms` where the command line gives none."""
+        """The request with a profile's own domains, methods and paradigms where the command line gives none."""
+        domains = self.domains or _choose("domains of the profile's grid", grid.get("domains"), DOMAIN_NOTEBOOKS)
         methods = self.methods or _choose("methods of the profile's grid", grid.get("methods"), METHOD_NAMES)
         paradigms = self.paradigms or _choose("paradigms of the profile's grid", grid.get("paradigms"), PARADIGM_NAMES)
-        return replace(self, methods=methods, paradigms=paradigms)
+        return replace(self, domains=domains, methods=methods, paradigms=paradigms)
 
 
 def jobs_below(profile_folder: Path) -> list[Job]:
@@ -109,7 +110,7 @@ def parse(arguments: Sequence[str]) -> Request:
     given = parser.parse_args(arguments)
     request = Request(
         profile=_profile(given.profile),
-        domains=_choose("--domains", given.domains, DOMAIN_NOTEBOOKS),
+        domains=_choose("--domains", given.domains, DOMAIN_NOTEBOOKS) if given.domains else None,
         methods=_choose("--methods", given.methods, METHOD_NAMES) if given.methods else None,
         paradigms=_choose("--paradigms", given.paradigms, PARADIGM_NAMES) if given.paradigms else None,
         seeds=_seeds(given.seeds),
@@ -134,7 +135,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     several: dict[str, Any] = {"nargs": "+", "metavar": "NAME"}
     parser.add_argument("--profile", default="pocket", help=f"{', '.join(profile_names())}, or a .yaml file")
-    parser.add_argument("--domains", **several, help=f"default: all of {', '.join(DOMAIN_NOTEBOOKS)}")
+    parser.add_argument("--domains", **several, help=f"default: the profile's, of {', '.join(DOMAIN_NOTEBOOKS)}")
     parser.add_argument("--methods", **several, help=f"default: the profile's, of {', '.join(METHOD_NAMES)}")
     parser.add_argument("--paradigms", **several, help=f"default: the profile's, of {', '.join(PARADIGM_NAMES)}")
     parser.add_argument(

@@ -1,8 +1,8 @@
 """Typed configuration: a profile's YAML of plain values becomes the RunConfig of one training run.
 
 A profile holds `defaults`, then overrides by `domains`, `methods` and `paradigms`, applied in this order, and in `grid`
-the methods and paradigms that the runner trains unless it is told otherwise. Every value
-is validated before any model is loaded; an error names the field, the value received and what to do.
+the domains, methods and paradigms that the runner trains unless it is told otherwise.
+Every value is validated before any model is loaded; an error names the field, the value received and what to do.
 """
 
 from __future__ import annotations
@@ -93,6 +93,8 @@ class RunConfig:
 
     # MARLHF and MARL (Eq. 5)
     marl_algorithm: str = "magrpo"
+    reward_scale: float = 1.0  # of the oracle's reward where it trains; what is measured stays as it is
+    reward_shift: float = 0.0
     num_generations: int = 4  # G
     normalize: str = "mean"  # "mean" or "mean_std"
     clip_ratio: float | None = None
@@ -216,6 +218,7 @@ class RunConfig:
             "beta",
             "reward_model_learning_rate",
             "critic_learning_rate",
+            "reward_scale",
             "max_grad_norm",
             "soft_temperature",
             "annotator_temperature",
@@ -307,7 +310,7 @@ class Profile:
 
     @property
     def grid(self) -> dict[str, list[str]]:
-        """Methods and paradigms that the runner trains where it is asked for no others; nothing named means all."""
+        """Domains, methods and paradigms that the runner trains unless asked for others; nothing named means all."""
         return dict(self.values.get("grid") or {})
 
     @property

@@ -22,11 +22,19 @@ from mapl_core.runs import PARADIGM_NAMES, Run, TableRow, by_seed, describe_runs
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table: a metric of a domain; `higher_is_better` decides what is marked."""
+    """One column of a table: a metric of a domain.
+
+    Attributes:
+        metric: its name in metrics.csv.
+        title: the column's heading, with the unit.
+        higher_is_better: decides what is marked; None marks nothing.
+        scale: from the metric's own unit to that of the heading.
+    """
 
     metric: str
     title: str
-    higher_is_better: bool = True
+    higher_is_better: bool | None = True
+    scale: float = 100.0
 
 
 UNTRAINED = TableRow("No training", "untrained", "dec-dec")
@@ -41,7 +49,14 @@ COUNTS = {
     "comparator_samples": "played by the comparator",
     "reward_model_samples": "read by the reward model's fit",
 }
-COLUMNS = {"tldr": (Column("score", "TLDR score, %"),)}
+COLUMNS = {
+    "tldr": (Column("score", "TLDR score, %"),),
+    "bfcl": (
+        Column("correct", "BFCL correct, %"),
+        # Fewer calls are better only where they answer the request: an idle team would be the best of all.
+        Column("cost", "BFCL cost, calls per agent", higher_is_better=None, scale=1.0),
+    ),
+}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -153,6 +168,8 @@ def _difference(
 
 def _marks(values: Mapping[TableRow, Mapping[int, Mapping[str, float]]], column: Column) -> dict[TableRow, str]:
     """Marks "best" and "second", each only if the interval of its difference to every lower cell excludes 0."""
+    if column.higher_is_better is None:
+        return {}
     sign = 1 if column.higher_is_better else -1
     ranked = sorted(values, key=lambda row: sign * interval(values[row]).mean, reverse=True)
     marks = {}
@@ -211,10 +228,10 @@ def _coordinator_notes(rows: Mapping[TableRow, Mapping[int, Run]], domain: str) 
             for run in runs.values()
         ]
         if starts:
-            mean = 100 * _mean(_mean(start.values()) for start in starts)
+            mean = column.scale * _mean(_mean(start.values()) for start in starts)
             notes.append(
-                f"{domain}: Cen-Cen's coordinator starts at {mean:.1f} before any training; its difference is taken to "
-                "the untrained team of separate agents, like every other."
+                f"{column.title}: Cen-Cen's coordinator starts at {mean:.1f} before any training; its difference is "
+                "taken to the untrained team of separate agents, like every other."
             )
     return notes
 
@@ -286,7 +303,7 @@ def as_markdown(table: Table) -> str:
                 paper = paper_number(domain, column.metric, row.method, row.paradigm)
                 cells.append("" if paper is None else f"{paper:.1f}")
                 cells.append("" if paper is None or not cell else f"{100 * cell.value.mean - paper:+.1f}")
-            cells.append(f"{_points(cell.gain, signed=True)}" if cell and cell.gain else "")
+            cells.append(_points(cell.gain, column, signed=True) if cell and cell.gain else "")
         lines.append(_line(cells))
     return "\n".join([*lines, "", *(f"{note}\n" for note in table.notes if note)])
 
@@ -296,9 +313,10 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _cell_text(cell: Cell) -> str:
-    text = f"{_points(cell.value)} ({len(cell.seeds)} seed{'' if len(cell.seeds) == 1 else 's'})"
+    text = f"{_points(cell.value, cell.column)} ({len(cell.seeds)} seed{'' if len(cell.seeds) == 1 else 's'})"
     return {"best": f"**{text}**", "second": f"<u>{text}</u>"}.get(cell.mark, text)
 
 
-def _points(value: Interval, signed: bool = False) -> str:
-    return f"{100 * value.mean:{'+' if signed else ''}.1f} ± {100 * value.half_width:.1f}"
+def _points(value: Interval, column: Column, signed: bool = False) -> str:
+    digits = 1 if column.scale == 100.0 else 2
+    return f"{column.scale * value.mean:{'+' if signed else ''}.{digits}f} ± {column.scale * value.half_width:.{digits}f}"

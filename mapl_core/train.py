@@ -371,7 +371,7 @@ class _Run:
         self._update_marl(iteration, learned_rewards(model))
 
     def update_from_oracle(self, iteration: int) -> None:
-        self._update_marl(iteration, oracle_rewards)
+        self._update_marl(iteration, oracle_rewards(self.config.reward_scale, self.config.reward_shift))
 
     def _update_marl(self, iteration: int, reward: RewardFunction) -> None:
         config, stream = self.config, self._stream("marl", iteration)
@@ -384,7 +384,7 @@ class _Run:
             )
             critics.close()
         self.counts["agent_samples"] += int(metrics["samples"])
-        self.counts["oracle_calls"] += int(metrics["samples"]) if reward is oracle_rewards else 0
+        self.counts["oracle_calls"] += 0 if config.learns_from_preferences else int(metrics["samples"])
         self.counts["sampled_tokens"] += int(metrics["sampled_tokens"])
         self._trained(iteration, metrics)
 

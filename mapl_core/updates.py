@@ -318,9 +318,13 @@ class Critics:
             scalar.close()
 
 
-def oracle_rewards(trajectories: Sequence[Trajectory]) -> Tensor:
-    """(B, H) the oracle's reward of every turn (MARL with the oracle reward)."""
-    return torch.tensor([trajectory.rewards for trajectory in trajectories], dtype=torch.float32)
+def oracle_rewards(scale: float = 1.0, shift: float = 0.0) -> RewardFunction:
+    """The oracle's reward of every turn, scaled, then shifted, for training alone (MARL with the oracle reward)."""
+
+    def reward(trajectories: Sequence[Trajectory]) -> Tensor:
+        return scale * torch.tensor([trajectory.rewards for trajectory in trajectories], dtype=torch.float32) + shift
+
+    return reward
 
 
 def learned_rewards(model: RewardModel) -> RewardFunction:

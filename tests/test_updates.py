@@ -255,12 +255,18 @@ def test_rl11_an_agent_that_answers_alike_in_every_sample_does_not_move(tiny_qwe
     """Advantages sum to 0, so its gradient cancels, while the other agent's does not."""
     policy = make_policy(base(tiny_qwen3))
     group = [trajectory([[((7, 8), (20, 5)), ((9,), (21 + g, 5))]], reward=float(g)) for g in range(4)]
-    advantages = oracle_rewards(group).sum(1) - oracle_rewards(group).sum(1).mean()
+    advantages = oracle_rewards()(group).sum(1) - oracle_rewards()(group).sum(1).mean()
     policy.backward(group, -advantages[:, None, None].expand(4, 2, 1) / 4)
     norms = [
         sum(float(w.grad.abs().sum()) if w.grad is not None else 0.0 for w in policy.parameters(i)) for i in (0, 1)
     ]
     assert norms[0] < 1e-5 < 1e-1 < norms[1]
+
+
+def test_the_training_reward_is_scaled_then_shifted_and_the_stored_one_stays():
+    played = [trajectory([[((7,), (20, 5)), ((9,), (21, 5))]], reward=reward) for reward in (-1.0, 2.0)]
+    assert oracle_rewards(4.0, -1.0)(played).tolist() == [[-5.0], [7.0]]
+    assert oracle_rewards()(played).tolist() == [[t.rewards[0]] for t in played] == [[-1.0], [2.0]]
 
 
 @pytest.mark.parametrize("clip_ratio", [None, 0.2])
@@ -270,7 +276,7 @@ def test_rl2_a_ratio_loss_of_zero_still_moves_the_agents(tiny_qwen3, clip_ratio)
     before = weights_of(policy)
     config = make_config("magrpo", clip_ratio=clip_ratio, num_generations=4)
     tasks = policy.domain.load_tasks("train", "pocket", 2)
-    metrics = update_magrpo(policy, TeamOptimizer(policy, config), tasks, oracle_rewards, STREAM, config)
+    metrics = update_magrpo(policy, TeamOptimizer(policy, config), tasks, oracle_rewards(), STREAM, config)
     assert metrics["samples"] == 8 and metrics["gradient_norm_agent0"] > 0
     assert any(bool(move.any()) for move in moves(policy, before))
     if clip_ratio is not None:

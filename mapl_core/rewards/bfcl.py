@@ -175,6 +175,23 @@ def measure(responses: Sequence[str | None], task: Any, *, num_agents: int | Non
     )
 
 
+def callers(responses: Sequence[str | None], task: Any) -> list[tuple[int, ...]]:
+    """Who makes which call: for every gold call, how often each agent issued a call that answers it exactly.
+
+    The reward does not read it; it shows how a team divides the work.
+    """
+    check_responses(responses, max(1, len(responses)))
+    functions, gold = Functions(task.fields["function"]), gold_calls(task.fields["ground_truth"])
+    distinct = _distinct_calls([read_calls(text, functions) for text in responses], gold, functions)
+    return [
+        tuple(
+            sum(call.issued[agent] for call in distinct if call.similarities[index] == 1.0)
+            for agent in range(len(responses))
+        )
+        for index in range(len(gold))
+    ]
+
+
 def gold_calls(ground_truth: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[GoldCall]:
     """The gold calls of a row, `[{name: {argument: accepted values}}, ...]`."""
     return [GoldCall(name, arguments) for entry in ground_truth for name, arguments in entry.items()]

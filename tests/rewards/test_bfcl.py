@@ -8,7 +8,7 @@ import pytest
 
 from mapl_core.domains.base import Task
 from mapl_core.rewards import bfcl_reward, score_batch
-from mapl_core.rewards.bfcl import PARTS, measure
+from mapl_core.rewards.bfcl import PARTS, callers, measure
 
 
 def schema(name, required, **properties):
@@ -316,3 +316,9 @@ def test_scoring_is_deterministic_and_leaves_the_task_alone():
     before = repr(M)
     assert bfcl_reward(["make_team(1)", None], M) == bfcl_reward(["make_team(1)", None], M)
     assert repr(M) == before
+
+
+def test_callers_counts_exact_calls_by_gold_call_and_agent():
+    """Wrong cities, other functions and unread calls count for nobody; a repeated call counts as often as issued."""
+    assert callers([f"{P}\n{P}", f"{T}\n{R}"], W) == [(2, 0), (0, 1)]
+    assert callers(["", None], W) == [(0, 0), (0, 0)]
