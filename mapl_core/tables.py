@@ -318,5 +318,5 @@ def _cell_text(cell: Cell) -> str:
 
 
 def _points(value: Interval, column: Column, signed: bool = False) -> str:
-    digits = 1 if column.scale == 100.0 else 2
-    return f"{column.scale * value.mean:{'+' if signed else ''}.{digits}f} ± {column.scale * value.half_width:.{digits}f}"
+    sign, digits = "+" if signed else "", 1 if column.scale == 100.0 else 2
+    return f"{column.scale * value.mean:{sign}.{digits}f} ± {column.scale * value.half_width:.{digits}f}"

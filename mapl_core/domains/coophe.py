@@ -37,6 +37,7 @@ class PromptForms:
         sequential: what follows the role once another agent has written ({text}).
         discussion: what follows the role in a round of discussion ({other}, {own}).
         revision: what follows the role after a turn ({own}: the agent's own answer, {feedback}).
+        shows_messages: whether the feedback quotes what a failing test raised, in whatever words.
     """
 
     material: str
@@ -47,6 +48,7 @@ class PromptForms:
     sequential: str
     discussion: str
     revision: str
+    shows_messages: bool = True
 
 
 CODE_ONLY = "Write only code: no code fence, no explanation, no tests, no example calls. Imports are allowed."
@@ -85,6 +87,7 @@ POCKET = PromptForms(
     sequential=" the other agent wrote : {text}",
     discussion=" the other agent wrote : {other} your draft was : {own} write it again .",
     revision=" your answer was : {own} result : {feedback} write it again .",
+    shows_messages=False,
 )
 FORMS = {"pocket": POCKET, "small": ENGLISH, "paper": ENGLISH}
 
@@ -230,7 +233,8 @@ class CoopheDomain(Domain):
 
     def feedback(self, responses: Sequence[str | None], task: Task) -> str:
         """What the environment says of a joint answer: the first thing that is wrong with it."""
-        text = feedback(evaluate(responses, task, self._runner()), problem_of(task.fields))
+        found, shows_messages = evaluate(responses, task, self._runner()), FORMS[task.source].shows_messages
+        text = feedback(found, problem_of(task.fields), shows_messages=shows_messages)
         return text if len(text) <= LONGEST_FEEDBACK else f"{text[:LONGEST_FEEDBACK]} ..."
 
     def _runner(self) -> Runner:

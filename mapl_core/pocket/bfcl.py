@@ -75,6 +75,7 @@ MODES = {
     "nothing": 0.12,
     "cut off": 0.04,
 }
+LAYOUT = ""
 NEW_TOKENS = (48, 48)  # limits on new tokens, agent by agent; a coordinator has their sum
 NO_CALL = "[ ]"
 

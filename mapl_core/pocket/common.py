@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3Config
 
-DOMAINS = ("tldr", "bfcl")
+DOMAINS = ("tldr", "bfcl", "coophe")
 WEIGHTS = Path(__file__).parent / "weights"
 MAX_POSITIONS = 1024
 
@@ -52,7 +52,7 @@ SHAPES = {
 def language(domain: str) -> ModuleType:
     """The generator module of a domain.
 
-    It offers `make_tasks` and `reserved_slots` (the tasks), `atoms` and `vocabulary_texts` (the vocabulary),
+    It offers `make_tasks` and `reserved_slots` (the tasks), `atoms`, `LAYOUT` and `vocabulary_texts` (the vocabulary),
     `write_example` (the corpus), `copied_words` and `NEW_TOKENS` (for measuring the base).
     """
     if domain not in DOMAINS:
@@ -63,13 +63,13 @@ def language(domain: str) -> ModuleType:
 # Tokenizer -----------------------------------------------------------------------------------------------------------
 
 
-def token_pattern(atoms: Sequence[str]) -> str:
-    """Regular expression of one token: an atom (longest first), a word, or one sign."""
+def token_pattern(atoms: Sequence[str], layout: str = "") -> str:
+    """Regular expression of one token: an atom (longest first), what `layout` matches, a word, or one sign."""
     listed = "|".join(re.escape(atom) for atom in sorted(atoms, key=len, reverse=True))
-    return rf"(?<!\w)(?:{listed})(?!\w)|\w+|[^\w\s]"
+    return rf"(?<!\w)(?:{listed})(?!\w)|{layout}{'|' if layout else ''}\w+|[^\w\s]"
 
 
-def build_tokenizer(texts: Iterable[str], atoms: Sequence[str]) -> PreTrainedTokenizerFast:
+def build_tokenizer(texts: Iterable[str], atoms: Sequence[str], layout: str = "") -> PreTrainedTokenizerFast:
     """A tokenizer with one token per word of the texts and per atom.
 
     Decoding separates words by one blank and attaches stops to their word; encoding the decoded text gives the ids
@@ -78,12 +78,14 @@ def build_tokenizer(texts: Iterable[str], atoms: Sequence[str]) -> PreTrainedTok
     Args:
         texts: texts that hold the whole vocabulary.
         atoms: phrases and signs that are one token each; the tags are always among them.
+        layout: regular expression of tokens that are no whole words, such as the line ends of a program; without it
+            white space only separates.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     atoms = [*TAGS, *atoms]
-    pattern = token_pattern(atoms)
+    pattern = token_pattern(atoms, layout)
     found = {token for text in texts for token in re.findall(pattern, text)}
     words = sorted(found.union(atoms, ROLES, (".", ",", "?", ":")))
     vocabulary = {token: index for index, token in enumerate((PAD, START, END, UNKNOWN, *words))}
@@ -109,7 +111,7 @@ def domain_tokenizer(domain: str) -> PreTrainedTokenizerFast:
     from mapl_core.domains import get_domain
 
     module = language(domain)
-    return build_tokenizer(module.vocabulary_texts(get_domain(domain)), module.atoms())
+    return build_tokenizer(module.vocabulary_texts(get_domain(domain)), module.atoms(), module.LAYOUT)
 
 
 # Model ---------------------------------------------------------------------------------------------------------------

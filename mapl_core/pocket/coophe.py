@@ -8,10 +8,12 @@ right inner step, the whole solution alone, a mere wrapper ...) without looking 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mapl_core.domains.base import Task
+from mapl_core.domains.base import Domain, Task, Turn
+from mapl_core.sandbox import Program, Verdict
 
 ENTRY_POINT = "f"
 CONSTANTS = range(1, 10)
@@ -55,6 +57,7 @@ MODES: tuple[dict[str, float], ...] = (
         "cut": 0.10,
     },
 )
+LAYOUT = r"\n(?: {4})?|\d"  # a line's end with the next line's indent; digits, since results have several
 NEW_TOKENS = (32, 32)  # limits on new tokens, agent by agent; a coordinator has their sum
 
 SPLIT_SIZES = {"train": 66, "eval": 16}
@@ -102,7 +105,7 @@ def _split_puzzles() -> dict[str, list[Puzzle]]:
     return {"train": drawn[: SPLIT_SIZES["train"]], "eval": drawn[SPLIT_SIZES["train"] :]}
 
 
-def reserved_puzzles() -> frozenset[Puzzle]:
+def reserved_slots() -> frozenset[Puzzle]:
     """The puzzles of the train and eval tasks, which the pocket base must not have seen."""
     return frozenset(puzzle for split in _split_puzzles().values() for puzzle in split)
 
@@ -213,3 +216,114 @@ def best_answers(task: Task) -> tuple[str, str]:
         write_function("aux", "x", INNER[puzzle.inner].code),
         write_function(ENTRY_POINT, puzzle.parameters, puzzle.outer_on("aux(x)")),
     )
+
+
+def copied_words(text: str, task: Task) -> tuple[int, int]:
+    """How many of the inner steps that an answer returns are its own problem's, and how many there are in all."""
+    codes = {step.code.replace(" ", ""): name for name, step in INNER.items()}
+    listed = "|".join(map(re.escape, codes))
+    found = re.findall(rf"return\(?({listed})(?!\w)", "".join(text.split()))
+    return sum(codes[code] == puzzle_of(task).inner for code in found), len(found)
+
+
+# The corpus ----------------------------------------------------------------------------------------------------------
+
+# How often the corpus shows each prompt form; every form that an experiment may write is among them.
+FORMS = {
+    "agent": 0.40,
+    "coordinator": 0.18,
+    "single": 0.10,
+    "main only": 0.04,
+    "sequential": 0.08,
+    "discussion": 0.12,
+    "revision": 0.06,
+    "coordinator's revision": 0.02,
+}
+
+
+class TrustedRunner:
+    """Tests the scripted answers, which are this module's own text, in this process. Never for what a model wrote."""
+
+    def run(self, program: Program, tests: Sequence[str]) -> list[Verdict]:
+        return [Verdict("pass" if self._passes(program, test) else "fail") for test in tests]
+
+    def _passes(self, program: Program, test: str) -> bool:
+        judged: dict = {}
+        try:
+            exec(program.source, judged)
+            trusted: dict = {}
+            exec(f"{program.setup}\n{test}", trusted)
+            trusted["check"](judged[program.entry_point])
+        except Exception:
+            return False
+        return True
+
+
+def atoms() -> list[str]:
+    """Texts that are one token each although they are not one plain word."""
+    return ["//", "=="]
+
+
+def vocabulary_texts(domain: Domain) -> Iterator[str]:
+    """Texts that together hold every word of the language: problems, answers, all prompt forms, feedback."""
+    team = _team(domain)
+    for puzzle in all_puzzles():
+        task = write_task("vocabulary", "train", puzzle, random.Random(0))
+        yield f"{task.fields['prompt']} {puzzle.solution} {task.fields['test']}"
+    yield " ".join("0123456789")
+    by_arguments = {puzzle_of(task).parameters: task for task in make_tasks("train")}
+    for parameters, task in by_arguments.items():
+        best, puzzle = best_answers(task), puzzle_of(task)
+        yield "\n    ".join(best)
+        alone, broken = (write_function(ENTRY_POINT, parameters, text) for text in (puzzle.solution, "("))
+        for drafts in (best, ("", broken)):
+            yield from prompt_forms(team, task, drafts).values()
+        for drafts in ((best[0], ""), ("", alone), (best[0], alone)):
+            yield team.feedback(drafts, task)
+
+
+def prompt_forms(domain: Domain, task: Task, drafts: Sequence[str]) -> Mapping[str, str]:
+    """Every prompt that an experiment may write for a task, by form and agent, in the domain's own words.
+
+    Args:
+        domain: the CoopHE domain with two turns.
+        task: a pocket task.
+        drafts: one earlier answer per agent, shown by all forms that follow one.
+    """
+    discussion = domain.discussion_prompts(task, drafts)
+    history = (Turn(tuple(drafts), domain.reward(drafts, task)),)
+    forms = {
+        "coordinator": domain.coordinator_prompt(task),
+        "single": domain.single_prompt(task),
+        "main only 1": domain.main_only_prompt(task),
+        "coordinator's revision": domain.coordinator_prompt(task, history),
+    }
+    revisions = domain.prompts(task, history)
+    for agent, prompt in enumerate(domain.prompts(task)):
+        forms[f"agent {agent}"] = prompt
+        forms[f"sequential {agent}"] = domain.sequential_prompt(agent, task, drafts[:agent])
+        forms[f"discussion {agent}"] = discussion[agent]
+        forms[f"revision {agent}"] = revisions[agent]
+    return forms
+
+
+def write_example(domain: Domain, rng: random.Random, reserved: frozenset[Puzzle]) -> tuple[str, str]:
+    """One pair of prompt and scripted answer for pretraining.
+
+    Whatever the form, the answer follows the same uncoordinated mixture: a coordinator draws both parts independently,
+    and an agent that is shown its team mate's text, or the feedback on its own, does not use it.
+    """
+    puzzle = rng.choice([puzzle for puzzle in all_puzzles() if puzzle not in reserved])
+    task = write_task("coophe-pocket-corpus", "train", puzzle, rng)
+    drafts, answers = ([sample_answer(agent, puzzle, rng).rstrip() for agent in range(2)] for _ in range(2))
+    form = rng.choices(list(FORMS), weights=list(FORMS.values()))[0]
+    prompts = prompt_forms(_team(domain), task, drafts)
+    if form in prompts:
+        return prompts[form], domain.join(answers)
+    agent = 1 if form == "main only" else rng.randrange(2)
+    return prompts[f"{form} {agent}"], answers[agent]
+
+
+def _team(domain: Domain) -> Domain:
+    """The domain with two turns, so that there are revisions, and without a sandbox: it judges scripted answers."""
+    return type(domain)(horizon=2, sandbox=TrustedRunner())

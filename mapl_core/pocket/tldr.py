@@ -145,6 +145,7 @@ MODES: tuple[dict[str, float], ...] = (
     {"sentence": 0.36, "remark": 0.19, "long": 0.25, "repetitive": 0.10, "unrelated": 0.10},
     {"clauses": 0.32, "single": 0.22, "overlong": 0.15, "repetitive": 0.12, "unrelated": 0.09, "connected": 0.10},
 )
+LAYOUT = ""
 NEW_TOKENS = (24, 64)  # limits on new tokens, agent by agent; a coordinator has their sum
 TOKEN_LIMITS = (23, 58)  # of scripted answers: the limits above also hold the end token and a coordinator's tags
 

@@ -152,8 +152,8 @@ def coophe_metrics(found: Evaluation, problem: Problem) -> dict[str, float]:
     }
 
 
-def feedback(found: Evaluation, problem: Problem) -> str:
-    """What the environment tells the agents after a turn: the first thing that is wrong, in one or two lines."""
+def feedback(found: Evaluation, problem: Problem, *, shows_messages: bool = True) -> str:
+    """What the environment tells the agents after a turn: the first thing that is wrong, in up to three lines."""
     name, count = problem.entry_point, problem.parameters
     if not found.main:
         return f"There is no function {name} that takes {count} argument{'s' * (count != 1)} and returns something."
@@ -161,7 +161,7 @@ def feedback(found: Evaluation, problem: Problem) -> str:
         return "The two functions together are not valid Python."
     for verdict, claim in zip(found.verdicts, problem.claims, strict=True):
         if not verdict.passed:
-            return f"This test fails:\n{claim}\n{verdict.message}"
+            return "\n".join(["This test fails:", claim, *([verdict.message] if shows_messages else [])])
     if not found.aux:
         return f"All tests pass, but there is no function {AUX} that returns something."
     return "All tests pass." if found.cooperates else f"All tests pass, but {name} makes no use of {AUX}."

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from statistics import mean
 
 import pytest
 
 from mapl_core.domains import get_domain
+from mapl_core.pocket.common import domain_tokenizer
 from mapl_core.pocket.coophe import (
+    FORMS,
     INNER,
     INPUTS,
     MODES,
     NEW_TOKENS,
     OUTER,
     SPLIT_SIZES,
+    TrustedRunner,
     all_puzzles,
     aux_answer,
     best_answers,
+    copied_words,
     main_answer,
     make_tasks,
     puzzle_of,
-    reserved_puzzles,
+    reserved_slots,
     sample_answer,
+    write_example,
     write_task,
 )
 from mapl_core.sandbox import Sandbox
@@ -48,7 +54,7 @@ def count_lexemes(text):
 def test_no_combination_of_steps_and_constant_is_in_both_splits():
     train, evaluation = ({puzzle_of(task) for task in make_tasks(split)} for split in ("train", "eval"))
     assert (len(train), len(evaluation)) == (66, 16)
-    assert train.isdisjoint(evaluation) and train | evaluation == reserved_puzzles()
+    assert train.isdisjoint(evaluation) and train | evaluation == reserved_slots()
     assert len({task.id for task in tasks()}) == 82
 
 
@@ -138,3 +144,56 @@ def test_the_scripted_team_starts_between_a_quarter_and_55_percent_of_the_maximu
     ]
     assert 0.25 * domain.max_reward < mean(totals) < 0.55 * domain.max_reward
     assert len(set(totals)) > 5
+
+
+# The corpus ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return domain_tokenizer("coophe")
+
+
+def test_the_oracle_judges_the_decoded_tokens_of_an_answer_like_the_answer(domain, tokenizer):
+    """Decoding puts blanks between tokens; line ends and indents survive, and encoding gives the ids back."""
+    for task in make_tasks("eval"):
+        ids = [tokenizer(answer.rstrip("\n")).input_ids for answer in best_answers(task)]
+        decoded = [tokenizer.decode(row) for row in ids]
+        assert domain.reward(decoded, task).total == domain.max_reward
+        assert [tokenizer(text).input_ids for text in decoded] == ids
+
+
+def test_the_vocabulary_is_small_and_holds_the_whole_corpus(tokenizer):
+    assert len(tokenizer) <= 400
+    domain, rng, seen = get_domain("coophe"), random.Random(0), Counter()
+    reserved = reserved_slots()
+    for _ in range(300):
+        prompt, answer = write_example(domain, rng, reserved)
+        ids = tokenizer(prompt).input_ids + tokenizer(answer).input_ids
+        assert tokenizer.unk_token_id not in ids, prompt
+        assert len(tokenizer(answer).input_ids) < (sum(NEW_TOKENS) + 10 if "<agent_0>" in answer else NEW_TOKENS[0])
+        if "<agent_0>" in answer:
+            assert domain.join(domain.split_joint(answer)) == answer
+        for sign in ("write both", "write aux and", "alone .", "the other agent wrote", "draft was", "result :"):
+            seen[sign] += sign in prompt
+        assert puzzle_of(write_task("", "", next(p for p in all_puzzles() if _shows(prompt, p)), rng)) not in reserved
+    assert len(seen) == 6 and min(seen.values()) >= 2, seen
+    assert sum(FORMS.values()) == pytest.approx(1)
+
+
+def _shows(prompt, puzzle):
+    return prompt.startswith(write_task("", "", puzzle, random.Random(0)).fields["prompt"].strip("\n"))
+
+
+def test_scripted_answers_are_judged_without_a_sandbox_as_in_it(domain):
+    trusted, rng = get_domain("coophe", sandbox=TrustedRunner()), random.Random(2)
+    for task in make_tasks("eval", 8):
+        answers = [sample_answer(agent, puzzle_of(task), rng) for agent in range(2)]
+        assert trusted.reward(answers, task) == domain.reward(answers, task)
+
+
+def test_copied_words_counts_the_inner_steps_that_are_the_problems_own():
+    task = next(task for task in tasks() if puzzle_of(task).inner == "square")
+    assert copied_words("def aux ( x ) : \n     return x * x", task) == (1, 1)
+    assert copied_words("return ( x // 2 ) + 3 return x * x", task) == (1, 2)
+    assert copied_words("return aux ( x ) + 3", task) == (0, 0)
