@@ -278,7 +278,7 @@ def vocabulary_texts(domain: Domain) -> Iterator[str]:
         alone, broken = (write_function(ENTRY_POINT, parameters, text) for text in (puzzle.solution, "("))
         for drafts in (best, ("", broken)):
             yield from prompt_forms(team, task, drafts).values()
-        for drafts in ((best[0], ""), ("", alone), (best[0], alone)):
+        for drafts in ((best[0], ""), ("", best[1]), ("", alone), (best[0], alone)):
             yield team.feedback(drafts, task)
 
 
