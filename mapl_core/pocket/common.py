@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3Config
 
-DOMAINS = ("tldr", "bfcl", "coophe")
+DOMAINS = ("tldr", "coophe", "bfcl", "travel")
 WEIGHTS = Path(__file__).parent / "weights"
 MAX_POSITIONS = 1024
 

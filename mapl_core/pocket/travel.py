@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, timedelta
 from typing import Any
 
-from mapl_core.domains.base import Task
+from mapl_core.domains.base import Domain, Task
 from mapl_core.domains.travel_solver import cheapest_plan, plan_values, split_budget
 from mapl_core.rewards.travel_actions import ACTIVITIES, DINING, LOGISTICS, SIGHTSEEING, TEAMS, Slot, owned_slots
 from mapl_core.rewards.travel_catalogue import FLIGHT, SELF_DRIVING, TAXI, Flight
@@ -48,6 +49,7 @@ SPLIT_SEED = "mapl pocket travel tasks"
 NONE, END = "none", "end"
 MODE_WORDS = {"fly": FLIGHT, "drive": SELF_DRIVING, "taxi": TAXI}
 ROLE_WORDS = {LOGISTICS: "travel and stay", ACTIVITIES: "meals and sights", DINING: "meals", SIGHTSEEING: "sights"}
+LAYOUT = ""
 NEW_TOKENS = (16, 18)  # limits on new tokens, agent by agent: 9 and 12 values, the end, some room for surplus
 
 
@@ -356,3 +358,84 @@ def vocabulary() -> Iterator[str]:
     yield from (NONE, END, *map(str, range(10)), ":", ";", ",", ".")
     yield from "days people budget want no plan travel and stay meals sights spend nights all answer for".split()
     yield from "your draft write it again".split()
+
+
+def copied_words(text: str, task: Task) -> tuple[int, int]:
+    """How many different entity words of an answer are in its own task's catalogue, and how many there are in all."""
+    mentioned = set(re.findall(r"\w+", text.lower())).intersection(ENTITY_WORDS)
+    trip = read_trip(task.fields)
+    catalogue = (trip.catalogue.restaurants, trip.catalogue.attractions, trip.catalogue.lodgings)
+    own = {entity_word(place.name, place.city) for places in catalogue for place in places}
+    return len(mentioned & own), len(mentioned)
+
+
+# The corpus ----------------------------------------------------------------------------------------------------------
+
+# How often the corpus shows each prompt form; every form that an experiment may write is among them.
+FORMS = {"agent": 0.44, "coordinator": 0.20, "single": 0.12, "sequential": 0.10, "discussion": 0.14}
+# The same for team sizes and lengths of trips.
+TEAM_SIZES = {2: 0.75, 3: 0.25}
+TRIP_DAYS = {3: 0.75, 5: 0.25}
+
+
+def atoms() -> list[str]:
+    """Texts that are one token each although they are not one plain word: none here."""
+    return []
+
+
+def reserved_slots() -> frozenset[str]:
+    """What makes the train and eval trips of both lengths, which the pocket base must not have seen."""
+    return frozenset(
+        trip_key(task.fields) for days in TRIP_DAYS for split in SPLIT_SIZES for task in make_tasks(split, days=days)
+    )
+
+
+def vocabulary_texts(domain: Domain) -> Iterator[str]:
+    """Texts that together hold every word of the language."""
+    yield from vocabulary()
+    task = make_tasks("train", 1)[0]
+    yield from prompt_forms(domain, task, [""] * domain.num_agents).values()
+
+
+def prompt_forms(domain: Domain, task: Task, drafts: Sequence[str]) -> Mapping[str, str]:
+    """Every prompt that an experiment may write for a task, by form and agent, in the domain's own words.
+
+    Args:
+        domain: the Travel domain.
+        task: a pocket task.
+        drafts: one earlier answer per agent, shown by the sequential and the discussion form.
+    """
+    discussion = domain.discussion_prompts(task, drafts)
+    forms = {"coordinator": domain.coordinator_prompt(task), "single": domain.single_prompt(task)}
+    for agent, prompt in enumerate(domain.prompts(task)):
+        forms[f"agent {agent}"] = prompt
+        forms[f"sequential {agent}"] = domain.sequential_prompt(agent, task, drafts[:agent])
+        forms[f"discussion {agent}"] = discussion[agent]
+    return forms
+
+
+def write_example(domain: Domain, rng: random.Random, reserved: frozenset[str]) -> tuple[str, str]:
+    """One pair of prompt and scripted answer for pretraining.
+
+    Whatever form, team size and length, the answer follows the same uncoordinated mixture: a coordinator draws all
+    parts independently, and an agent that is shown its team mates' texts does not use them.
+
+    Args:
+        domain: the Travel domain; its team size is not used, since the corpus shows both.
+        rng: source of all choices.
+        reserved: keys of trips that must not be shown.
+    """
+    from mapl_core.pocket.travel_mixture import sample_answer  # which builds on this module
+
+    size, days = (rng.choices(list(shares), list(shares.values()))[0] for shares in (TEAM_SIZES, TRIP_DAYS))
+    team = type(domain)(num_agents=size)
+    fields = draw_trip(rng, days)
+    while trip_key(fields) in reserved:
+        fields = draw_trip(rng, days)
+    task = Task("travel-pocket-corpus", "pocket", "train", fields)
+    drafts, answers = ([sample_answer(task, agent, rng, size) for agent in range(size)] for _ in range(2))
+    form = rng.choices(list(FORMS), weights=list(FORMS.values()))[0]
+    if form in ("coordinator", "single"):
+        return prompt_forms(team, task, drafts)[form], team.join(answers)
+    agent = rng.randrange(size)
+    return prompt_forms(team, task, drafts)[f"{form} {agent}"], answers[agent]

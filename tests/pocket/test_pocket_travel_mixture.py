@@ -9,7 +9,23 @@ import pytest
 
 from mapl_core.domains import get_domain
 from mapl_core.domains.travel_solver import split_budget
-from mapl_core.pocket.travel import END, NONE, best_answers, make_tasks, vocabulary
+from mapl_core.pocket import travel
+from mapl_core.pocket.common import domain_tokenizer
+from mapl_core.pocket.travel import (
+    END,
+    ENTITY_WORDS,
+    FORMS,
+    NONE,
+    TEAM_SIZES,
+    TRIP_DAYS,
+    best_answers,
+    copied_words,
+    draw_trip,
+    make_tasks,
+    reserved_slots,
+    vocabulary,
+    write_example,
+)
 from mapl_core.pocket.travel_mixture import MODES, MOST_SURPLUS, role_plans, sample_answer, scripted_answer
 from mapl_core.rewards.travel_actions import TEAMS, owned_slots
 from mapl_core.rewards.travel_trip import read_trip
@@ -84,3 +100,52 @@ def test_samples_follow_the_mixture_whatever_the_team_and_use_only_the_vocabular
         rewards.append(domain.reward(answers, task).total)
     assert len({round(reward, 3) for reward in rewards}) > 20  # samples of a team differ
     assert 0.2 < sum(rewards) / len(rewards) < 0.6
+
+
+# The corpus ------------------------------------------------------------------------------------------------
+
+
+def test_the_vocabulary_is_small_and_holds_the_whole_corpus():
+    tokenizer, domain, rng, seen = domain_tokenizer("travel"), get_domain("travel"), random.Random(0), Counter()
+    reserved = reserved_slots()
+    assert len(tokenizer) <= 400 and len(reserved) == 160
+    for _ in range(200):
+        prompt, answer = write_example(domain, rng, reserved)
+        assert tokenizer.unk_token_id not in tokenizer(prompt).input_ids + tokenizer(answer).input_ids, prompt
+        sections = answer.count("</agent_")
+        if sections:
+            team = get_domain("travel", num_agents=sections)
+            assert team.join(team.split_joint(answer)) == answer
+        for sign in ("answer for all", "plan all :", "plan meals .", "plan meals and sights .", "your draft"):
+            seen[sign] += sign in prompt
+        seen[f"{sections} sections"] += 1
+    assert len(seen) == 8 and min(seen.values()) >= 2, seen
+    assert all(sum(shares.values()) == pytest.approx(1) for shares in (FORMS, TEAM_SIZES, TRIP_DAYS))
+
+
+def test_the_corpus_never_shows_a_trip_of_the_splits():
+    task, reserved = make_tasks("eval", 1)[0], reserved_slots()
+    drawn = iter([dict(task.fields), draw_trip(random.Random(5))])
+
+    def draw(rng, days):
+        return next(drawn)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(travel, "draw_trip", draw)
+        patch.setattr(travel, "TEAM_SIZES", {2: 1.0})
+        write_example(get_domain("travel"), random.Random(0), reserved)
+    assert next(drawn, None) is None  # the reserved trip was passed over
+
+
+def test_the_oracle_judges_the_decoded_tokens_of_an_answer_like_the_answer():
+    tokenizer, domain = domain_tokenizer("travel"), get_domain("travel")
+    for task in make_tasks("eval", 8):
+        decoded = [tokenizer.decode(tokenizer(answer).input_ids) for answer in best_answers(task)]
+        assert decoded == list(best_answers(task)) and domain.reward(decoded, task).total == 1.0
+
+
+def test_copied_words_counts_the_entities_of_the_own_catalogue():
+    task = make_tasks("eval", 1)[0]
+    word = next(word for word in best_answers(task)[1].split() if "_" in word and "_to_" not in word)
+    foreign = next(w for w in ENTITY_WORDS if w.rsplit("_")[1] != word.rsplit("_")[1])
+    assert copied_words(f"{word} none {foreign} end", task) == (1, 2)
