@@ -18,6 +18,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 SHARED_PROMPTS = "mapl_shared_prompts"
+# With rounded factors ("medium"), the fused kernel of the processor takes three times as long as plain products, which
+# hold the scores, elements of (rows, heads, queries, keys). Larger ones still go to the kernel, which holds none.
+SCORES_HELD = 2**23
 SUPPORTED = ("llama", "qwen2", "qwen3")  # model types whose layers hand unknown arguments on to their attention
 
 
@@ -107,20 +110,46 @@ def shared_prompt_attention(
             responses.unflatten(0, packing.responses).transpose(1, 2),
         ]
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, **mask) -> Tensor:
-        grouped = q.device.type == "cpu"  # elsewhere grouped heads with a mask fall back to a kernel that is slow
-        if not grouped:
-            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-        return scaled_dot_product_attention(q, k, v, scale=scaling, enable_gqa=grouped, **mask)
-
     (prompt_q, q), (prompt_k, k), (prompt_v, v) = map(rectangles, (query, key, value))
-    mixed = [attend(prompt_q, prompt_k, prompt_v, is_causal=True)]
+    mixed = [attend(prompt_q, prompt_k, prompt_v, None, scaling)]
     if len(q):
         k = torch.cat([prompt_k.index_select(0, packing.parent), k], dim=2)
         v = torch.cat([prompt_v.index_select(0, packing.parent), v], dim=2)
-        mixed.append(attend(q, k, v, attn_mask=packing.visible))
+        mixed.append(attend(q, k, v, packing.visible, scaling))
     flat = torch.cat([part.transpose(1, 2).flatten(0, 1) for part in mixed])
     return flat.index_select(0, packing.place)[None], None
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scaling: float | None) -> Tensor:
+    """Attention of grouped heads.
+
+    Args:
+        q: (N, heads, queries, head_dim).
+        k, v: (N, key-value heads, keys, head_dim).
+        visible: (N, 1, queries, keys) booleans; None for causal attention.
+        scaling: of the products; None for one over the root of head_dim.
+    """
+    on_cpu = q.device.type == "cpu"
+    rounded = torch.get_float32_matmul_precision() != "highest"
+    if on_cpu and rounded and q.shape[:3].numel() * k.shape[2] <= SCORES_HELD:
+        return _attend_by_products(q, k, v, visible, scaling)
+    if not on_cpu:  # there grouped heads with a mask fall back to a kernel that is slow
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    return scaled_dot_product_attention(
+        q, k, v, attn_mask=visible, is_causal=visible is None, scale=scaling, enable_gqa=on_cpu
+    )
+
+
+def _attend_by_products(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scaling: float | None) -> Tensor:
+    rows, heads, queries, size = q.shape
+    shared, keys = k.shape[1:3]  # key-value heads, each read by a group of heads
+    if visible is None:
+        visible = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril()
+    hidden = q.new_zeros(()).masked_fill(~visible, -torch.inf)
+    hidden = hidden.expand(rows, heads, queries, keys).reshape(rows * shared, -1, keys)
+    grouped = q.reshape(rows * shared, -1, size)  # the queries of a group one after the other
+    scores = torch.baddbmm(hidden, grouped, k.flatten(0, 1).mT, alpha=size**-0.5 if scaling is None else scaling)
+    return torch.bmm(scores.softmax(-1), v.flatten(0, 1)).view(rows, heads, queries, size)
 
 
 AttentionInterface.register(SHARED_PROMPTS, shared_prompt_attention)

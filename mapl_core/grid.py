@@ -86,7 +86,7 @@ class Request:
 
     def with_defaults(self, grid: Mapping[str, Sequence[str]]) -> Request:
         """The request with a profile's own domains, methods and paradigms where the command line gives none."""
-        domains = self.domains or _choose("domains of the profile's grid", grid.get("domains"), DOMAIN_NOTEBOOKS)
+        domains = self.domains or [name for name in DOMAIN_NOTEBOOKS if name in grid.get("domains", DOMAIN_NOTEBOOKS)]
         methods = self.methods or _choose("methods of the profile's grid", grid.get("methods"), METHOD_NAMES)
         paradigms = self.paradigms or _choose("paradigms of the profile's grid", grid.get("paradigms"), PARADIGM_NAMES)
         return replace(self, domains=domains, methods=methods, paradigms=paradigms)

@@ -271,17 +271,26 @@ class JointPolicy:
         ]
         return torch.stack(columns, dim=1)
 
-    def graph_logprobs(self, trajectories: Sequence[Trajectory]) -> Tensor | None:
-        """(B, policies, H) log-probabilities with their graph; None where they do not fit one micro-batch a policy."""
-        columns = []
+    def graph_logprobs(
+        self, trajectories: Sequence[Trajectory], *, with_kl: bool = False
+    ) -> tuple[Tensor, Tensor] | None:
+        """(B, policies, H) log-probabilities with their graph, and as many KLs to the reference (zeros if not asked).
+
+        None where they do not fit one micro-batch a policy.
+        """
+        shape, columns = (len(trajectories), self.domain.horizon), []
         for index, member in enumerate(self.members):
-            column = graph_logprobs(
-                member.base, member.adapter, self._items(trajectories, index), max_tokens=self.budget.micro_batch_tokens
+            found = graph_logprobs(
+                member.base,
+                member.adapter,
+                self._items(trajectories, index),
+                max_tokens=self.budget.micro_batch_tokens,
+                with_kl=with_kl,
             )
-            if column is None:
+            if found is None:
                 return None
-            columns.append(column.view(len(trajectories), self.domain.horizon))
-        return torch.stack(columns, dim=1)
+            columns.append([of_items.view(shape) for of_items in found])
+        return tuple(torch.stack(of_policies, dim=1) for of_policies in zip(*columns, strict=True))
 
     def backward(self, trajectories: Sequence[Trajectory], weights: Tensor, *, kl_weight: float = 0.0) -> float:
         """Add the gradient of sum(weights * logprobs) to every policy's adapter.

@@ -311,7 +311,7 @@ class Profile:
     @property
     def grid(self) -> dict[str, list[str]]:
         """Domains, methods and paradigms that the runner trains unless asked for others; nothing named means all."""
-        return dict(self.values.get("grid") or {})
+        return {"domains": self.domains, **(self.values.get("grid") or {})}
 
     @property
     def threads(self) -> int:
@@ -374,4 +374,9 @@ def load_profile(name: str | Path) -> Profile:
         raise ConfigError(
             f"{path}: a profile has the keys {', '.join(sorted(allowed))}, and `domains` names at least one"
         )
-    return Profile(path.stem, values)
+    profile = Profile(path.stem, values)
+    if unknown := sorted(set(profile.grid["domains"]) - set(profile.domains)):
+        raise ConfigError(
+            f"{path}: unknown domain {', '.join(map(repr, unknown))} in `grid`; valid: {', '.join(profile.domains)}"
+        )
+    return profile

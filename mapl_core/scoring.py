@@ -188,6 +188,13 @@ def _predicting_states(adapted: AdaptedModel, batch: PackedBatch) -> Tensor:
     return _hidden_states(adapted, batch)[batch.predictors]
 
 
+@torch.no_grad()
+def _reference_states(adapted: AdaptedModel, batch: PackedBatch) -> Tensor:
+    """The same under the reference policy."""
+    with adapted.using(None):
+        return _predicting_states(adapted, batch)
+
+
 def _token_logprobs(
     adapted: AdaptedModel,
     hidden: Tensor,
@@ -254,23 +261,28 @@ def response_logprobs(
     return result[where]
 
 
-def graph_logprobs(adapted: AdaptedModel, adapter: str, items: Sequence[Item], *, max_tokens: int) -> Tensor | None:
+def graph_logprobs(
+    adapted: AdaptedModel, adapter: str, items: Sequence[Item], *, max_tokens: int, with_kl: bool = False
+) -> tuple[Tensor, Tensor] | None:
     """The log-probabilities of `response_logprobs` with their graph, where one micro-batch holds all items.
 
     Returns:
-        (len(items),) float32 with a graph; None where more than one micro-batch would be needed, or where gradient
-        checkpointing would recompute under whichever adapter is active at the time of the backward pass.
+        Two (len(items),) float32 tensors with a graph: the log-probabilities, and with `with_kl` the exact KL to the
+        reference (see `accumulate_logprob_gradients`), else zeros. None where more than one micro-batch would be
+        needed, or where gradient checkpointing would recompute under whichever adapter is active at the time of the
+        backward pass.
     """
     distinct, where = _distinct(items)
     packed = _packed(adapted, distinct, max_tokens)
     if len(packed) != 1 or adapted.gradient_checkpointing:
         return None
     (batch,) = _micro_batches(adapted, packed)
+    reference = _reference_states(adapted, batch) if with_kl else None
     with adapted.using(adapter):
-        token, _ = _token_logprobs(adapted, _predicting_states(adapted, batch), batch.targets)
-    logprobs = _per_response(batch, token)
-    order = torch.tensor(batch.members, device=logprobs.device).argsort()
-    return logprobs[order][where].cpu()
+        token, kl = _token_logprobs(adapted, _predicting_states(adapted, batch), batch.targets, reference=reference)
+    order = torch.tensor(batch.members, device=token.device).argsort()
+    summed = [_per_response(batch, of_tokens) for of_tokens in (token, torch.zeros_like(token) if kl is None else kl)]
+    return tuple(of_members[order][where].cpu() for of_members in summed)
 
 
 def accumulate_logprob_gradients(
@@ -302,10 +314,7 @@ def accumulate_logprob_gradients(
     total_kl = 0.0
     for batch in _micro_batches(adapted, _packed(adapted, [distinct[i] for i in used], max_tokens)):
         members = torch.tensor([used[i] for i in batch.members])
-        reference = None
-        if kl_weight:
-            with torch.no_grad(), adapted.using(None):
-                reference = _predicting_states(adapted, batch)
+        reference = _reference_states(adapted, batch) if kl_weight else None
         with adapted.using(adapter):
             hidden = _predicting_states(adapted, batch)
             token, kl = _token_logprobs(adapted, hidden, batch.targets, reference=reference)

@@ -58,10 +58,11 @@ class TeamOptimizer:
         for index in range(len(self.optimizers)):
             for parameter in self.policy.parameters(index):
                 parameter.grad = torch.zeros_like(parameter)  # not None: AdamW would skip an agent that learns nothing
-        kl = 0.0
-        logprobs = None if kl_weight else self.policy.graph_logprobs(trajectories)
-        if logprobs is not None:
-            loss_of(logprobs).backward()
+        graph = self.policy.graph_logprobs(trajectories, with_kl=bool(kl_weight))
+        if graph is not None:
+            logprobs, divergences = graph
+            kl = float(divergences.detach().sum())
+            (loss_of(logprobs) + kl_weight * divergences.sum()).backward()
         else:
             logprobs = self.policy.logprobs(trajectories).requires_grad_()
             weights = torch.autograd.grad(loss_of(logprobs), logprobs)[0]

@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from torch.testing import assert_close
 
+from mapl_core import attention
 from mapl_core.adapters import AdaptedModel
 from mapl_core.attention import SHARED_PROMPTS, Packing, shared_prompt_attention
 from mapl_core.scoring import response_logprobs
@@ -29,8 +30,34 @@ def whole_mask() -> torch.Tensor:
     return visible
 
 
+@pytest.fixture
+def rounded_products():
+    """The setting under which scores are held; products of float64 are never rounded."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
 @pytest.mark.parametrize("heads, kv_heads", [(4, 4), (6, 2)])
 def test_values_and_gradients_are_those_of_one_mask_over_everything(heads, kv_heads):
+    check_against_one_mask(heads, kv_heads)
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(4, 4), (6, 2)])
+@pytest.mark.parametrize("held, by_products", [(2**23, 2), (0, 0), (70, 1)])
+def test_so_are_those_by_products_which_hold_no_more_scores_than_they_may(
+    heads, kv_heads, held, by_products, rounded_products, monkeypatch
+):
+    """The prompts' rectangle has 3 x heads x 3 x 3 scores, that of the responses 3 x heads x 4 x 7."""
+    calls, products = [], attention._attend_by_products
+    monkeypatch.setattr(attention, "_attend_by_products", lambda *args: calls.append(1) or products(*args))
+    monkeypatch.setattr(attention, "SCORES_HELD", held * heads if held == 70 else held)
+    check_against_one_mask(heads, kv_heads)
+    assert len(calls) == by_products
+
+
+def check_against_one_mask(heads, kv_heads):
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
         torch.randn(1, count, TOKENS, 8, dtype=torch.float64, generator=generator, requires_grad=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mapl_core.grid import EXPERIMENTS, Job, UsageError, catalogue, jobs_below, parse, profile_names
+from mapl_core.grid import DOMAIN_NOTEBOOKS, EXPERIMENTS, Job, UsageError, catalogue, jobs_below, parse, profile_names
 from mapl_core.runs import METHOD_NAMES, PARADIGM_NAMES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,19 +31,21 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_default_is_every_row_of_table1_with_one_seed():
     jobs = parse([]).jobs
-    assert {job.name for job in jobs} == {f"tldr-{row}-seed0" for row in ROWS}
-    assert len(jobs) == 8  # table1 and figure2 share them
+    assert {job.name for job in jobs} == {f"{domain}-{row}-seed0" for domain in DOMAIN_NOTEBOOKS for row in ROWS}
+    assert len(jobs) == 8 * len(DOMAIN_NOTEBOOKS)  # table1 and figure2 share them
 
 
 def test_a_profile_says_what_runs_unless_the_command_line_does():
-    small = {"methods": ["untrained", "madpo"], "paradigms": ["dec-dec"]}
+    small = {"domains": ["tldr"], "methods": ["untrained", "madpo"], "paradigms": ["dec-dec"]}
     names = {job.name.removesuffix("-seed0") for job in parse([]).with_defaults(small).jobs}
     assert names == {"tldr-untrained-dec-dec", "tldr-madpo-dec-dec"}
     asked = parse(["--methods", "marlhf"]).with_defaults(small)
     assert [job.name for job in asked.jobs] == ["tldr-marlhf-dec-dec-seed0"]
     asked = parse(["--paradigms", "dec-cen"]).with_defaults(small)
     assert [job.name for job in asked.jobs] == ["tldr-madpo-dec-cen-seed0"]
-    assert len(parse([]).with_defaults({}).jobs) == 8
+    asked = parse(["--domains", "bfcl", "--methods", "untrained"]).with_defaults(small)
+    assert [job.name for job in asked.jobs] == ["bfcl-untrained-dec-dec-seed0"]
+    assert len(parse([]).with_defaults({}).jobs) == 8 * len(DOMAIN_NOTEBOOKS)
     with pytest.raises(UsageError, match="methods of the profile's grid 'dpo'"):
         parse([]).with_defaults({"methods": ["dpo"]})
 
@@ -55,8 +57,20 @@ def test_the_small_profile_trains_what_two_hours_allow():
     assert {job.name for job in jobs} == {f"tldr-{method}-dec-dec-seed0" for method in ("untrained", "marlhf", "madpo")}
 
 
+def test_a_grid_names_domains_of_its_own_profile(tmp_path: Path):
+    from mapl_core.profiles import ConfigError, load_profile
+
+    path = tmp_path / "mine.yaml"
+    path.write_text("domains: {tldr: {}, bfcl: {}}\ngrid: {domains: [tldr, tdlr]}\n")
+    with pytest.raises(ConfigError, match="unknown domain 'tdlr' in `grid`; valid: tldr, bfcl"):
+        load_profile(path)
+    path.write_text("domains: {tldr: {}}\n")
+    assert load_profile(path).grid == {"domains": ["tldr"]}
+    assert {job.domain for job in parse([]).with_defaults(load_profile(path).grid).jobs} == {"tldr"}
+
+
 def test_long_jobs_start_first():
-    assert parse([]).jobs[-1] == Job("tldr", "untrained", "dec-dec", 0)
+    assert parse(["--domains", "tldr"]).jobs[-1] == Job("tldr", "untrained", "dec-dec", 0)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +84,7 @@ def test_seeds_are_a_number_or_a_list(given: list[str], seeds: list[int]):
 
 def test_several_values_are_given_apart_or_with_commas():
     for words in (["madpo,marlhf"], ["madpo", "marlhf"], ["marlhf,", "madpo"]):
-        request = parse(["--methods", *words, "--paradigms", "dec-dec"])
+        request = parse(["--domains", "tldr", "--methods", *words, "--paradigms", "dec-dec"])
         assert [job.name for job in request.jobs] == ["tldr-marlhf-dec-dec-seed0", "tldr-madpo-dec-dec-seed0"]
 
 

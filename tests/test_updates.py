@@ -95,6 +95,26 @@ def test_rl7_one_graph_and_many_micro_batches_take_the_same_step(tiny_qwen3, tin
         assert value == pytest.approx(found[1][1][name], rel=1e-4, abs=1e-5), name
 
 
+@pytest.mark.parametrize("team", ["one base", "two bases"])
+def test_rl7_one_graph_and_many_micro_batches_take_the_same_step_with_a_kl(tiny_qwen3, tiny_llama, team):
+    """The KL of an answer that occurs twice counts twice on both ways."""
+    found = []
+    for micro_batch in (8192, 30):
+        adapted = adapted_model(tiny_qwen3())
+        bases = [adapted, adapted_model(tiny_llama())] if team == "two bases" else adapted
+        policy = make_policy(bases, budget=Budget(micro_batch_tokens=micro_batch), limits=[3, 9])
+        trajectories = [t for pair in make_pairs(policy, tasks=1, each=4) for t in (pair.winner, pair.loser)]
+        trajectories.append(trajectories[0])
+        optimizer, before = TeamOptimizer(policy, make_config()), weights_of(policy)
+        optimizer.step(trajectories, lambda logprobs: logprobs[:4].mean())  # away from the reference
+        metrics = optimizer.step(trajectories, lambda logprobs: 0.1 * logprobs[:2].sum(), kl_weight=0.5)
+        assert metrics["kl"] > 0
+        found.append((moves(policy, before), metrics))
+    assert relative_difference(found[0][0], found[1][0]) < 1e-3
+    for name, value in found[0][1].items():
+        assert value == pytest.approx(found[1][1][name], rel=1e-3), name
+
+
 def test_rl7_a_step_without_any_signal_is_the_same_on_both_ways(tiny_qwen3):
     """All weights zero: momentum and decay move the agents all the same, in one graph and in many micro-batches."""
     ends = []
@@ -192,9 +212,10 @@ def test_dpo6_a_margin_that_is_not_finite_names_tasks_and_lengths(tiny_qwen3, mo
     before, optimizer = weights_of(policy), TeamOptimizer(policy, config)
     scored = policy.graph_logprobs
 
-    def poisoned(trajectories):
+    def poisoned(trajectories, **options):
         bad = torch.tensor([math.nan if t is pairs[1].loser else 1.0 for t in trajectories])
-        return scored(trajectories) * bad[:, None, None]
+        logprobs, divergences = scored(trajectories, **options)
+        return logprobs * bad[:, None, None], divergences
 
     monkeypatch.setattr(policy, "graph_logprobs", poisoned)
     with pytest.raises(FloatingPointError) as caught:
