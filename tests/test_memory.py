@@ -15,7 +15,7 @@ import torch
 def pages():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 def layer():
-    hidden = torch.ones(12 << 20)  # 48 MiB
+    hidden = torch.ones(6 << 20)  # 24 MiB
     return (hidden * 2 + hidden).sum()
 for _ in range(5):
     layer()
@@ -33,7 +33,7 @@ def test_a_freed_tensor_s_pages_are_used_again():
         return int(subprocess.run(run, capture_output=True, text=True, check=True).stdout)
 
     fresh = new_pages("as is")
-    assert fresh > 1000  # 20 times 144 MiB; fewer pages where the system hands out large ones
+    assert fresh > 1000  # 20 times 72 MiB; fewer pages where the system hands out large ones
     assert new_pages("keep") < fresh / 10
 
 
