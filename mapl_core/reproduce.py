@@ -279,10 +279,11 @@ def write_experiments(request: Request, plan: Plan) -> list[Path]:
     if "table1" in request.experiments:
         table = tables.table1(plan.folder, plan.profile_name, leave_out=plan.outdated)
         written += tables.write_table(table, plan.folder / "tables", "table1")
-    if "figure2" in request.experiments and any(job.method != "untrained" for job in request.jobs):
+    trained = dict.fromkeys(planned.job.domain for planned in plan.jobs if planned.job.method != "untrained")
+    if "figure2" in request.experiments and trained:
         from mapl_core import figures
 
-        for domain in request.domains:
+        for domain in trained:
             target = plan.folder / "figures"
             figure = figures.figure2(plan.folder, plan.profile_name, domain, target, leave_out=plan.outdated)
             written += figure.paths
