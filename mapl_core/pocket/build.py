@@ -121,12 +121,12 @@ def build(
 
 
 def measurements(domain: str, folder: Path) -> dict[str, dict[str, float | int | None]]:
-    """The untrained team on 64 evaluation tasks, decentralised and centralised, in the ways that experiments sample."""
+    """The untrained team on up to 64 evaluation tasks, decentralised and centralised, in the ways that experiments sample."""
     from mapl_core.models import load_model
     from mapl_core.pocket.measure import measure_team
 
     module, base = language(domain), load_model(str(folder))
-    tasks = module.make_tasks("eval", 64)
+    tasks = module.make_tasks("eval")[:64]
     return {
         f"{structure}, T {temperature}, top-p {top_p}, {form}": measure_team(
             get_domain(domain), base, structure, tasks, temperature=temperature, top_p=top_p, prompt_form=form
