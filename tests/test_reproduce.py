@@ -383,7 +383,7 @@ sys.exit(reproduce.main(sys.argv[2:], Path(sys.argv[1])))
 def command(tmp_path: Path) -> Callable[..., subprocess.Popen]:
     """Starts the runner on the stand-in notebook, in a process of its own."""
     place, processes = Workplace(tmp_path), []
-    grid = {job.name: place.settings(job) for job in parse(place.arguments("--seeds", "3")).jobs}
+    grid = {job.name: place.settings(job) for job in parse(place.arguments("--domains", "tldr", "--seeds", "3")).jobs}
     write_parameters(tmp_path / "parameters.json", grid)
 
     def start(*arguments: str, results: Path, pause: float = 0.0, failures: dict | None = None) -> subprocess.Popen:
