@@ -19,7 +19,7 @@ from mapl_core.tables import COLUMNS, TABLE1, UNTRAINED
 # Okabe and Ito's palette, told apart under the common forms of colour blindness.
 COLOURS = {"untrained": "#666666", "magrpo": "#009E73", "marlhf": "#0072B2", "madpo": "#D55E00"}
 LINE_STYLES = {"dec-dec": "-", "cen-cen": "--", "dec-cen": ":"}
-DOMAIN_NAMES = {"tldr": "TLDR", "bfcl": "BFCL"}
+DOMAIN_NAMES = {"tldr": "TLDR", "coophe": "CoopHE", "bfcl": "BFCL"}
 
 
 @dataclass(frozen=True)

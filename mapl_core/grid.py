@@ -17,7 +17,7 @@ from mapl_core.tables import TABLE1
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK_FOLDER = ROOT / "notebooks"
-DOMAIN_NOTEBOOKS = {"tldr": "05_tldr.ipynb", "bfcl": "07_bfcl.ipynb"}
+DOMAIN_NOTEBOOKS = {"tldr": "05_tldr.ipynb", "coophe": "06_coophe.ipynb", "bfcl": "07_bfcl.ipynb"}
 
 
 @dataclass(frozen=True)

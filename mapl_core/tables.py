@@ -51,6 +51,7 @@ COUNTS = {
 }
 COLUMNS = {
     "tldr": (Column("score", "TLDR score, %"),),
+    "coophe": (Column("pass", "CoopHE pass, %"), Column("call", "CoopHE call, %")),
     "bfcl": (
         Column("correct", "BFCL correct, %"),
         # Fewer calls are better only where they answer the request: an idle team would be the best of all.
