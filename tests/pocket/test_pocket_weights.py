@@ -13,12 +13,17 @@ from mapl_core.domains import get_domain
 from mapl_core.pocket import tldr
 from mapl_core.pocket.build import RECIPES, fingerprint
 from mapl_core.pocket.common import WEIGHTS, domain_tokenizer, model_config, model_path
+from mapl_core.profiles import load_profile
 
-SHIPPED = ("1x", "2x")
+SHIPPED = sorted(folder.name for folder in WEIGHTS.iterdir())  # <domain>-<size>
+every = pytest.mark.parametrize("name", SHIPPED)
+# Share of the copied words that are the own task's. Of the inner steps in CoopHE's scripted answers 0.78 are: the others
+# are wrong on purpose.
+COPIED = {"tldr": 0.95, "coophe": 0.75}
 
 
-def loaded(size: str):
-    folder = model_path("tldr", size)
+def loaded(name: str):
+    folder = model_path(*name.split("-"))
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), AutoTokenizer.from_pretrained(folder)
 
 
@@ -33,41 +38,49 @@ def test_parameter_counts_of_the_sizes(size, fewest, most):
     assert (model.config.eos_token_id, model.config.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
 
 
-@pytest.mark.parametrize("size", SHIPPED)
-def test_tok11_a_shipped_model_loads_with_plain_transformers_and_agrees_with_its_tokenizer(size):
-    model, tokenizer = loaded(size)
+@every
+def test_tok11_a_shipped_model_loads_with_plain_transformers_and_agrees_with_its_tokenizer(name):
+    model, tokenizer = loaded(name)
     assert model.config.architectures == ["Qwen3ForCausalLM"]
     for settings in (model.config, model.generation_config):
         assert (settings.eos_token_id, settings.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
         assert settings.bos_token_id is tokenizer.bos_token_id is None
     assert model.config.vocab_size == len(tokenizer)
-    record = json.loads((model_path("tldr", size) / "build.json").read_text())
+    record = json.loads((WEIGHTS / name / "build.json").read_text())
     assert record["parameters"] == model.num_parameters()
 
 
-@pytest.mark.parametrize("size", SHIPPED)
-def test_the_record_of_a_shipped_model_is_within_the_targets(size):
-    """What build.json says about the untrained team, in both prompt forms and at both temperatures."""
-    record = json.loads((WEIGHTS / f"tldr-{size}" / "build.json").read_text())
+@every
+def test_the_record_of_a_shipped_model_is_within_the_targets(name):
+    """What build.json says about the untrained team, in both prompt forms, as the pocket profile samples."""
+    domain = name.split("-")[0]
+    record = json.loads((WEIGHTS / name / "build.json").read_text())
     assert len(record["untrained_team"]) == 6
-    for name, measured in record["untrained_team"].items():
-        assert 0.25 <= measured["mean"] <= 0.55 and measured["copied"] >= 0.95, name
-        assert measured["well_formed"] is None or measured["well_formed"] >= 0.95, name
+    for setting, measured in record["untrained_team"].items():
+        assert measured["copied"] >= COPIED[domain], setting
+        assert measured["well_formed"] is None or measured["well_formed"] >= 0.95, setting
+        if "T 1.0" in setting or domain == "tldr":
+            assert 0.25 <= measured["mean"] <= 0.55, setting
 
 
-@pytest.mark.parametrize("size", SHIPPED)
-def test_a_shipped_model_is_the_one_that_the_present_code_would_build(size):
+@every
+def test_a_shipped_model_is_the_one_that_the_present_code_would_build(name):
     """Whoever changes prompts, frames, mixture or recipe has to build the shipped models again."""
-    record = json.loads((WEIGHTS / f"tldr-{size}" / "build.json").read_text())
-    assert record["fingerprint"] == fingerprint("tldr", size, RECIPES["tldr"][size])
-    assert AutoTokenizer.from_pretrained(WEIGHTS / f"tldr-{size}").get_vocab() == domain_tokenizer("tldr").get_vocab()
+    domain, size = name.split("-")
+    record = json.loads((WEIGHTS / name / "build.json").read_text())
+    assert record["fingerprint"] == fingerprint(domain, size, RECIPES[domain][size])
+    assert AutoTokenizer.from_pretrained(WEIGHTS / name).get_vocab() == domain_tokenizer(domain).get_vocab()
+
+
+def test_every_domain_of_the_pocket_grid_ships_both_of_its_models():
+    domains = load_profile("pocket").grid["domains"]
+    assert {f"{domain}-{size}" for domain in domains for size in ("1x", "2x")} <= set(SHIPPED)
 
 
 def test_shipped_weights_are_bfloat16_and_small():
-    files = [file for folder in WEIGHTS.glob("tldr-*") for file in folder.rglob("*")]
-    assert sum(file.stat().st_size for file in files) < 8e6
-    for size in SHIPPED:
-        tensors = load_file(WEIGHTS / f"tldr-{size}" / "model.safetensors")
+    assert sum(file.stat().st_size for file in WEIGHTS.rglob("*")) < 32e6
+    for name in SHIPPED:
+        tensors = load_file(WEIGHTS / name / "model.safetensors")
         assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
 
 
