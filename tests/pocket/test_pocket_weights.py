@@ -17,8 +17,8 @@ from mapl_core.profiles import load_profile
 
 SHIPPED = sorted(folder.name for folder in WEIGHTS.iterdir())  # <domain>-<size>
 every = pytest.mark.parametrize("name", SHIPPED)
-# Share of the copied words that are the own task's. Of the inner steps in CoopHE's scripted answers 0.78 are: the others
-# are wrong on purpose.
+# Share of the copied words that are the own task's; in CoopHE's scripted answers 0.78 are, the other inner steps are
+# wrong on purpose.
 COPIED = {"tldr": 0.95, "coophe": 0.75}
 
 
