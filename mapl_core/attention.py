@@ -145,10 +145,10 @@ def _attend_by_products(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None,
     shared, keys = k.shape[1:3]  # key-value heads, each read by a group of heads
     if visible is None:
         visible = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril()
-    hidden = q.new_zeros(()).masked_fill(~visible, -torch.inf)
-    hidden = hidden.expand(rows, heads, queries, keys).reshape(rows * shared, -1, keys)
+    bias = q.new_zeros(()).masked_fill(~visible, -torch.inf)
+    bias = bias.expand(rows, heads, queries, keys).reshape(rows * shared, -1, keys)
     grouped = q.reshape(rows * shared, -1, size)  # the queries of a group one after the other
-    scores = torch.baddbmm(hidden, grouped, k.flatten(0, 1).mT, alpha=size**-0.5 if scaling is None else scaling)
+    scores = torch.baddbmm(bias, grouped, k.flatten(0, 1).mT, alpha=size**-0.5 if scaling is None else scaling)
     return torch.bmm(scores.softmax(-1), v.flatten(0, 1)).view(rows, heads, queries, size)
 
 

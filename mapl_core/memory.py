@@ -14,8 +14,8 @@ def keep_freed_memory() -> bool:
     """Let the process keep the memory of freed tensors for the next ones, until it ends.
 
     Otherwise glibc hands the end of its heap back to the system whenever a layer's tensors are freed, and asks for it
-    again at the next layer: half the time of an update of a 135M-parameter model. Blocks above 32 MiB, such as caches
-    and logits, still go back as soon as they are freed.
+    again at the next layer, which costs an update of a 135M-parameter model much of its time. Blocks above 32 MiB, such
+    as caches and logits, still go back as soon as they are freed.
 
     Returns:
         Whether the settings were taken; other C libraries than glibc have no such settings, and nothing changes there.

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from mapl_core.domains.base import Domain, Task
 from mapl_core.domains.bfcl import POCKET, task_of_row
+from mapl_core.pocket.common import prompt_forms
 
 CITIES = (
     "amsterdam", "athens", "berlin", "bern", "boston", "cairo", "delhi", "dublin", "geneva", "lima", "lisbon",
@@ -310,23 +311,6 @@ def vocabulary_texts(domain: Domain) -> Iterator[str]:
         yield from prompt_forms(domain, task, [""] * domain.num_agents).values()
     yield from (re.sub(r"{\w+}", "", role) for role in POCKET.roles.values())
     yield " ".join("123456789")
-
-
-def prompt_forms(domain: Domain, task: Task, drafts: Sequence[str]) -> Mapping[str, str]:
-    """Every prompt that an experiment may write for a task, by form and agent, in the domain's own words.
-
-    Args:
-        domain: the BFCL domain.
-        task: a pocket task.
-        drafts: one earlier answer per agent, shown by the sequential and the discussion form.
-    """
-    discussion = domain.discussion_prompts(task, drafts)
-    forms = {"coordinator": domain.coordinator_prompt(task), "single": domain.single_prompt(task)}
-    for agent, prompt in enumerate(domain.prompts(task)):
-        forms[f"agent {agent}"] = prompt
-        forms[f"sequential {agent}"] = domain.sequential_prompt(agent, task, drafts[:agent])
-        forms[f"discussion {agent}"] = discussion[agent]
-    return forms
 
 
 def write_example(domain: Domain, rng: random.Random, reserved: frozenset) -> tuple[str, str]:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3Config
 
+    from mapl_core.domains.base import Domain, Task
+
 DOMAINS = ("tldr", "coophe", "bfcl", "travel")
 WEIGHTS = Path(__file__).parent / "weights"
 MAX_POSITIONS = 1024
@@ -58,6 +60,26 @@ def language(domain: str) -> ModuleType:
     if domain not in DOMAINS:
         raise ValueError(f"unknown pocket domain {domain!r}; valid: {', '.join(DOMAINS)}")
     return importlib.import_module(f"mapl_core.pocket.{domain}")
+
+
+# Corpus --------------------------------------------------------------------------------------------------------------
+
+
+def prompt_forms(domain: Domain, task: Task, drafts: Sequence[str]) -> dict[str, str]:
+    """Every prompt that an experiment may write for a task, by form and agent, in the domain's own words.
+
+    Args:
+        domain: the domain, with the team that answers.
+        task: a pocket task.
+        drafts: one earlier answer per agent, shown by the sequential and the discussion form.
+    """
+    discussion = domain.discussion_prompts(task, drafts)
+    forms = {"coordinator": domain.coordinator_prompt(task), "single": domain.single_prompt(task)}
+    for agent, prompt in enumerate(domain.prompts(task)):
+        forms[f"agent {agent}"] = prompt
+        forms[f"sequential {agent}"] = domain.sequential_prompt(agent, task, drafts[:agent])
+        forms[f"discussion {agent}"] = discussion[agent]
+    return forms
 
 
 # Tokenizer -----------------------------------------------------------------------------------------------------------

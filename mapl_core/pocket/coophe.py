@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mapl_core.domains.base import Domain, Task, Turn
+from mapl_core.pocket.common import prompt_forms
 from mapl_core.sandbox import Program, Verdict
 
 ENTRY_POINT = "f"
@@ -277,34 +278,20 @@ def vocabulary_texts(domain: Domain) -> Iterator[str]:
         yield "\n    ".join(best)
         alone, broken = (write_function(ENTRY_POINT, parameters, text) for text in (puzzle.solution, "("))
         for drafts in (best, ("", broken)):
-            yield from prompt_forms(team, task, drafts).values()
+            yield from all_prompt_forms(team, task, drafts).values()
         for drafts in ((best[0], ""), ("", best[1]), ("", alone), (best[0], alone)):
             yield team.feedback(drafts, task)
 
 
-def prompt_forms(domain: Domain, task: Task, drafts: Sequence[str]) -> Mapping[str, str]:
-    """Every prompt that an experiment may write for a task, by form and agent, in the domain's own words.
-
-    Args:
-        domain: the CoopHE domain with two turns.
-        task: a pocket task.
-        drafts: one earlier answer per agent, shown by all forms that follow one.
-    """
-    discussion = domain.discussion_prompts(task, drafts)
+def all_prompt_forms(domain: Domain, task: Task, drafts: Sequence[str]) -> dict[str, str]:
+    """The prompts that every domain has, and those of CoopHE alone: main only, and the second turn's."""
     history = (Turn(tuple(drafts), domain.reward(drafts, task)),)
-    forms = {
-        "coordinator": domain.coordinator_prompt(task),
-        "single": domain.single_prompt(task),
+    return {
+        **prompt_forms(domain, task, drafts),
         "main only 1": domain.main_only_prompt(task),
         "coordinator's revision": domain.coordinator_prompt(task, history),
+        **{f"revision {agent}": prompt for agent, prompt in enumerate(domain.prompts(task, history))},
     }
-    revisions = domain.prompts(task, history)
-    for agent, prompt in enumerate(domain.prompts(task)):
-        forms[f"agent {agent}"] = prompt
-        forms[f"sequential {agent}"] = domain.sequential_prompt(agent, task, drafts[:agent])
-        forms[f"discussion {agent}"] = discussion[agent]
-        forms[f"revision {agent}"] = revisions[agent]
-    return forms
 
 
 def write_example(domain: Domain, rng: random.Random, reserved: frozenset[Puzzle]) -> tuple[str, str]:
@@ -317,7 +304,7 @@ def write_example(domain: Domain, rng: random.Random, reserved: frozenset[Puzzle
     task = write_task("coophe-pocket-corpus", "train", puzzle, rng)
     drafts, answers = ([sample_answer(agent, puzzle, rng).rstrip() for agent in range(2)] for _ in range(2))
     form = rng.choices(list(FORMS), weights=list(FORMS.values()))[0]
-    prompts = prompt_forms(_team(domain), task, drafts)
+    prompts = all_prompt_forms(_team(domain), task, drafts)
     if form in prompts:
         return prompts[form], domain.join(answers)
     agent = 1 if form == "main only" else rng.randrange(2)

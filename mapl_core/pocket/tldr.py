@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from mapl_core.domains.base import Domain, Task
+from mapl_core.pocket.common import prompt_forms
 
 SLOTS: dict[str, tuple[str, ...]] = {
     "person": (
@@ -346,23 +347,6 @@ def vocabulary_texts(domain: Domain) -> Iterator[str]:
     for group in (*SLOTS.values(), *frames, atoms()):
         yield from (re.sub(r"{\w+}", "", text) for text in group)
     yield from prompt_forms(domain, make_tasks("train", 1)[0], ["", ""]).values()
-
-
-def prompt_forms(domain: Domain, task: Task, drafts: Sequence[str]) -> dict[str, str]:
-    """Every prompt that an experiment may write for a task, by form and agent, in the domain's own words.
-
-    Args:
-        domain: the TLDR domain.
-        task: a pocket task.
-        drafts: one earlier answer per agent, shown by the sequential and the discussion form.
-    """
-    discussion = domain.discussion_prompts(task, drafts)
-    forms = {"coordinator": domain.coordinator_prompt(task), "single": domain.single_prompt(task)}
-    for agent, prompt in enumerate(domain.prompts(task)):
-        forms[f"agent {agent}"] = prompt
-        forms[f"sequential {agent}"] = domain.sequential_prompt(agent, task, drafts[:agent])
-        forms[f"discussion {agent}"] = discussion[agent]
-    return forms
 
 
 def write_example(domain: Domain, rng: random.Random, reserved: frozenset[tuple[str, ...]]) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from mapl_core.domains.base import Domain, Task
 from mapl_core.domains.travel_solver import cheapest_plan, plan_values, split_budget
+from mapl_core.pocket.common import prompt_forms
 from mapl_core.rewards.travel_actions import ACTIVITIES, DINING, LOGISTICS, SIGHTSEEING, TEAMS, Slot, owned_slots
 from mapl_core.rewards.travel_catalogue import FLIGHT, SELF_DRIVING, TAXI, Flight
 from mapl_core.rewards.travel_text import BLANK
@@ -395,23 +396,6 @@ def vocabulary_texts(domain: Domain) -> Iterator[str]:
     yield from vocabulary()
     task = make_tasks("train", 1)[0]
     yield from prompt_forms(domain, task, [""] * domain.num_agents).values()
-
-
-def prompt_forms(domain: Domain, task: Task, drafts: Sequence[str]) -> Mapping[str, str]:
-    """Every prompt that an experiment may write for a task, by form and agent, in the domain's own words.
-
-    Args:
-        domain: the Travel domain.
-        task: a pocket task.
-        drafts: one earlier answer per agent, shown by the sequential and the discussion form.
-    """
-    discussion = domain.discussion_prompts(task, drafts)
-    forms = {"coordinator": domain.coordinator_prompt(task), "single": domain.single_prompt(task)}
-    for agent, prompt in enumerate(domain.prompts(task)):
-        forms[f"agent {agent}"] = prompt
-        forms[f"sequential {agent}"] = domain.sequential_prompt(agent, task, drafts[:agent])
-        forms[f"discussion {agent}"] = discussion[agent]
-    return forms
 
 
 def write_example(domain: Domain, rng: random.Random, reserved: frozenset[str]) -> tuple[str, str]:

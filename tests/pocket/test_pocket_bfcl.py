@@ -31,13 +31,12 @@ from mapl_core.pocket.bfcl import (
     draw_request,
     draw_task,
     make_tasks,
-    prompt_forms,
     reserved_slots,
     sample_answer,
     write_calls,
     write_example,
 )
-from mapl_core.pocket.common import domain_tokenizer
+from mapl_core.pocket.common import domain_tokenizer, prompt_forms
 from mapl_core.rewards import bfcl_reward
 from mapl_core.rewards.bfcl import measure
 from mapl_core.rewards.call_types import Functions

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from mapl_core.domains import get_domain
 from mapl_core.pocket import tldr
-from mapl_core.pocket.common import END, PAD, START, TAGS, build_tokenizer, domain_tokenizer
+from mapl_core.pocket.common import END, PAD, START, TAGS, build_tokenizer, domain_tokenizer, prompt_forms
 from mapl_core.tokens import decode_response, encode_prompt, encode_response
 
 
@@ -85,7 +85,7 @@ def test_no_prompt_form_has_an_unknown_token(tokenizer, form):
     domain, rng = get_domain("tldr"), random.Random(0)
     for task in tldr.make_tasks("eval", 40):
         drafts = [tldr.sample_answer(agent, tldr.draw_slots(rng), rng) for agent in (0, 1)]
-        prompts = tldr.prompt_forms(domain, task, drafts)
+        prompts = prompt_forms(domain, task, drafts)
         assert len(prompts) == 8
         for name, prompt in prompts.items():
             assert tokenizer.unk_token_id not in encode_prompt(tokenizer, prompt, form), (name, prompt)
