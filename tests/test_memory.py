@@ -57,3 +57,61 @@ def test_nothing_changes_without_glibc(monkeypatch):
     monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
     monkeypatch.setattr(memory.ctypes, "CDLL", None)  # would fail
     assert memory.keep_freed_memory() is False
+
+
+LONG_PAIR = """
+import resource
+import torch
+from transformers import Qwen3ForCausalLM
+from mapl_core.adapters import AdaptedModel
+from mapl_core.buffers import PreferencePair, Response, Trajectory
+from mapl_core.domains import get_domain
+from mapl_core.models import LoadedModel
+from mapl_core.pocket.common import domain_tokenizer, model_config
+from mapl_core.policies import Budget, JointPolicy
+from mapl_core.profiles import load_profile
+from mapl_core.sampling import SamplingSettings
+from mapl_core.seeding import Stream
+from mapl_core.updates import TeamOptimizer, update_madpo
+
+torch.set_num_threads(1)
+tokenizer = domain_tokenizer("travel")
+config = model_config("1x", tokenizer)
+config.vocab_size, config.max_position_embeddings = 150_000, 16_384
+model = Qwen3ForCausalLM._from_config(config, dtype=torch.float32).eval()
+loaded = LoadedModel(model, tokenizer, "wide", torch.device("cpu"), torch.float32, "random")
+settings = load_profile("paper").config("travel", "madpo")
+base = AdaptedModel(loaded, gradient_checkpointing=settings.gradient_checkpointing)
+policy = JointPolicy(
+    get_domain("travel"), "dec", [base, base], [SamplingSettings()] * 2, prompt_form="text",
+    stream=Stream(0, "init"), budget=Budget(settings.micro_batch_tokens),
+)
+before = [[weight.clone() for weight in policy.parameters(agent)] for agent in (0, 1)]
+ids = torch.randint(150_000, (2, 10_000), generator=torch.Generator().manual_seed(0)).tolist()
+played = [
+    Trajectory(
+        "task",
+        (tuple(Response(tuple(ids[agent][:8_000]), tuple(ids[agent][8_000 + 1_000 * n :][:1_000]), "", False)
+               for agent in (0, 1)),),
+        (("", ""),), (float(n),), ({},),
+    )
+    for n in (0, 1)
+]
+pair = PreferencePair(played[1], played[0], True)
+update_madpo(policy, TeamOptimizer(policy, settings), [pair], Stream(0, "update"), settings)
+moved = [any(not torch.equal(a, b) for a, b in zip(before[agent], policy.parameters(agent))) for agent in (0, 1)]
+assert all(moved), moved
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the unit of ru_maxrss is Linux's")
+def test_a_pair_of_long_prompts_under_a_large_vocabulary_needs_less_than_3_gib():
+    """Two answers of 1,000 tokens for each of two agents, behind prompts of 8,000, with 150,000 tokens to choose from.
+
+    The logits alone of all response tokens at once would take 2.4 GiB, and as much again for their gradient.
+    """
+    run = subprocess.run([sys.executable, "-c", LONG_PAIR], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert float(run.stdout) < 3.0
