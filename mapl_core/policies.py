@@ -304,7 +304,9 @@ class JointPolicy:
             columns.append([of_items.view(shape) for of_items in found])
         return tuple(torch.stack(of_policies, dim=1) for of_policies in zip(*columns, strict=True))
 
-    def backward(self, trajectories: Sequence[Trajectory], weights: Tensor, *, kl_weight: float = 0.0) -> float:
+    def backward(
+        self, trajectories: Sequence[Trajectory], weights: Tensor, *, kl_weight: float = 0.0
+    ) -> tuple[Tensor, float]:
         """Add the gradient of sum(weights * logprobs) to every policy's adapter.
 
         Args:
@@ -314,11 +316,11 @@ class JointPolicy:
             kl_weight: adds the exact next-token KL to the reference with this weight (see `scoring`).
 
         Returns:
-            The summed KL, in nats, 0.0 where it is off.
+            The (B, policies, H) log-probabilities, and the summed KL in nats, 0.0 where it is off.
         """
-        total_kl = 0.0
+        columns, total_kl = [], 0.0
         for index, member in enumerate(self.members):
-            total_kl += accumulate_logprob_gradients(
+            logprobs, kl = accumulate_logprob_gradients(
                 member.base,
                 member.adapter,
                 self._items(trajectories, index),
@@ -326,7 +328,9 @@ class JointPolicy:
                 max_tokens=self.budget.micro_batch_tokens,
                 kl_weight=kl_weight,
             )
-        return total_kl
+            columns.append(logprobs.view(len(trajectories), self.domain.horizon))
+            total_kl += kl
+        return torch.stack(columns, dim=1), total_kl
 
     @staticmethod
     def _items(trajectories: Sequence[Trajectory], index: int) -> list[Item]:

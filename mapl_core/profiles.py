@@ -323,6 +323,11 @@ class Profile:
         return {"domains": self.domains, **(self.values.get("grid") or {})}
 
     @property
+    def needs(self) -> dict[str, float]:
+        """What a machine should have free: memory_gib, disk_gib, and gpu_gib where there is no way without a GPU."""
+        return dict(self.values.get("needs") or {})
+
+    @property
     def threads(self) -> int:
         return int(self.values.get("defaults", {}).get("threads", 1))
 
@@ -378,7 +383,7 @@ def load_profile(name: str | Path) -> Profile:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML ({error})") from None
-    allowed = {"description", "defaults", "domains", "methods", "paradigms", "grid"}
+    allowed = {"description", "defaults", "domains", "methods", "paradigms", "grid", "needs"}
     if not isinstance(values, dict) or not values.get("domains") or set(values) - allowed:
         raise ConfigError(
             f"{path}: a profile has the keys {', '.join(sorted(allowed))}, and `domains` names at least one"

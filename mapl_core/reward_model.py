@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -102,7 +103,10 @@ class RewardModel:
 
 @dataclass(frozen=True)
 class FitReport:
-    """What a fit left behind: last epoch's loss, accuracies with their counts of pairs, and samples read."""
+    """What a fit left behind, with counts of pairs, and samples read.
+
+    `loss` and `train_accuracy` are those of the last epoch, of every pair before the step that it was part of.
+    """
 
     loss: float
     train_accuracy: float
@@ -144,12 +148,17 @@ def fit_reward_model(
         learning_rate, weight_decay, max_grad_norm, epochs, batch_size: AdamW's settings; a batch is of pairs.
         held_out: pairs of tasks that are not in `pairs`, to measure accuracy on.
 
+    Raises:
+        ValueError: if there are no pairs.
+
     Warns:
         UserWarning: once, if texts had to be cut, with their number.
     """
+    if not pairs:
+        raise ValueError("no preference pairs to fit a reward model to; raise train_tasks or pairs_per_task")
     optimizer = torch.optim.AdamW(model.scalar.parameters(), lr=learning_rate, weight_decay=weight_decay)
     generator = stream.generator()
-    loss_value = float("nan")
+    seen: list[tuple[int, Mapping[str, float]]] = []  # of the last epoch: pairs read together, and their metrics
     read = {id(t): t for pair in [*pairs, *held_out] for t in (pair.winner, pair.loser)}
     cut_before = model.cut_parts
     items = {key: model.item(trajectory) for key, trajectory in read.items()}
@@ -160,31 +169,37 @@ def fit_reward_model(
             stacklevel=2,
         )
     for _ in range(epochs):
-        losses = []
+        seen.clear()
         for batch in task_batches(pairs, batch_size, generator):
-            texts = [items[id(p.winner)] for p in batch] + [items[id(p.loser)] for p in batch]
-
-            def loss_of(scores: Tensor) -> Tensor:
-                loss, _ = bradley_terry_loss(*scores.chunk(2))
-                losses.append((float(loss.detach()), len(scores) // 2))
-                return loss
-
             optimizer.zero_grad()
-            model.scalar.backward(texts, loss_of)
+            for part in _read_together(model, [(items[id(p.winner)], items[id(p.loser)]) for p in batch]):
+
+                def loss_of(scores: Tensor, share: float = len(part) / len(batch), count: int = len(part)) -> Tensor:
+                    loss, metrics = bradley_terry_loss(*scores.chunk(2))
+                    seen.append((count, metrics))
+                    return share * loss
+
+                model.scalar.backward(list(itertools.chain(*zip(*part, strict=True))), loss_of)
             torch.nn.utils.clip_grad_norm_(model.scalar.parameters(), max_grad_norm)
             optimizer.step()
-        loss_value = sum(loss * count for loss, count in losses) / sum(count for _, count in losses)
+    accuracy = float("nan")
+    if held_out:
+        sides = [items[id(pair.winner)] for pair in held_out], [items[id(pair.loser)] for pair in held_out]
+        winner_scores, loser_scores = model.scalar.values(list(itertools.chain(*sides))).chunk(2)
+        accuracy = float((winner_scores > loser_scores).float().mean())
+    loss, train_accuracy = (sum(count * m[name] for count, m in seen) / len(pairs) for name in ("loss", "accuracy"))
+    return FitReport(loss, train_accuracy, accuracy, len(pairs), len(held_out), 2 * len(pairs) * epochs)
 
-    def accuracy(of: Sequence[PreferencePair]) -> float:
-        if not of:
-            return float("nan")
-        winners, losers = [items[id(pair.winner)] for pair in of], [items[id(pair.loser)] for pair in of]
-        winner_scores, loser_scores = model.scalar.values(winners + losers).chunk(2)
-        return float((winner_scores > loser_scores).float().mean())
 
-    return FitReport(
-        loss_value, accuracy(pairs), accuracy(held_out), len(pairs), len(held_out), 2 * len(pairs) * epochs
-    )
+def _read_together(model: RewardModel, batch: Sequence[tuple[Item, Item]]) -> Iterator[list[tuple[Item, Item]]]:
+    """The pairs of a batch in runs that one micro-batch holds. The loss is a sum over pairs, so it is read once."""
+    run: list[tuple[Item, Item]] = []
+    for pair in batch:
+        if run and not model.scalar.fits(list(itertools.chain(*run, pair))):
+            yield run
+            run = []
+        run.append(pair)
+    yield run
 
 
 def task_batches(

@@ -309,7 +309,7 @@ def accumulate_logprob_gradients(
     *,
     max_tokens: int,
     kl_weight: float = 0.0,
-) -> float:
+) -> tuple[Tensor, float]:
     """Add d/dtheta of sum_j weights[j] * log pi(response_j) to the gradients of one adapter.
 
     `weights` is the derivative of a loss by the log-probabilities (its vector-Jacobian product), so any loss that is a
@@ -321,12 +321,16 @@ def accumulate_logprob_gradients(
     prefixes is left out, as usual.
 
     Returns:
-        The summed KL over all items (0.0 where it is off), in nats.
+        The log-probabilities on the way, (len(items),) float32 on the CPU without a graph, and the summed KL over all
+        items (0.0 where it is off), in nats.
     """
     distinct, where = _distinct(items)
     summed = torch.zeros(len(distinct)).index_add(0, torch.tensor(where, dtype=torch.long), weights.float().cpu())
     counts = torch.zeros(len(distinct)).index_add(0, torch.tensor(where, dtype=torch.long), torch.ones(len(where)))
-    used = [i for i in range(len(distinct)) if summed[i] != 0 or kl_weight]  # a zero weight needs no forward pass
+    used = [i for i in range(len(distinct)) if summed[i] != 0 or kl_weight]
+    unused = [i for i in range(len(distinct)) if i not in set(used)]  # a zero weight needs no graph
+    values = torch.zeros(len(distinct))
+    values[unused] = response_logprobs(adapted, adapter, [distinct[i] for i in unused], max_tokens=max_tokens)
     total_kl = 0.0
     for batch in _micro_batches(adapted, _packed(adapted, [distinct[i] for i in used], max_tokens)):
         members = torch.tensor([used[i] for i in batch.members])
@@ -334,13 +338,15 @@ def accumulate_logprob_gradients(
         with adapted.using(adapter):
             hidden = _predicting_states(adapted, batch)
             token, kl = _token_logprobs(adapted, hidden, batch.targets, reference=reference)
-            objective = (summed[members].to(token.device) * _per_response(batch, token)).sum()
+            logprobs = _per_response(batch, token)
+            values[members] = logprobs.detach().cpu()
+            objective = (summed[members].to(token.device) * logprobs).sum()
             if kl is not None:
                 weighted = (kl * counts[members].to(kl.device)[batch.owners]).sum()
                 total_kl += float(weighted.detach())
                 objective = objective + kl_weight * weighted
             objective.backward()
-    return total_kl
+    return values[where], total_kl
 
 
 class ScalarModel:
@@ -376,6 +382,10 @@ class ScalarModel:
             for batch in _micro_batches(self.adapted, _packed(self.adapted, distinct, self.max_tokens)):
                 result[batch.members] = self._values(batch).cpu()
         return result[where]
+
+    def fits(self, items: Sequence[Item]) -> bool:
+        """Whether one micro-batch holds these texts."""
+        return len(_packed(self.adapted, _distinct(items)[0], self.max_tokens)) == 1
 
     def backward(self, items: Sequence[Item], loss_of: Callable[[Tensor], Tensor]) -> None:
         """Add the gradient of `loss_of(values)` to the head and the adapter.

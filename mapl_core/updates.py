@@ -35,8 +35,13 @@ class TeamOptimizer:
         ]
 
     def step(
-        self, trajectories: Sequence[Trajectory], loss_of: Callable[[Tensor], Tensor], *, kl_weight: float = 0.0
-    ) -> dict[str, float]:
+        self,
+        trajectories: Sequence[Trajectory],
+        loss_of: Callable[[Tensor], Tensor],
+        *,
+        kl_weight: float = 0.0,
+        fresh: bool = False,
+    ) -> tuple[Tensor, dict[str, float]]:
         """One simultaneous step of all policies on a loss of their log-probabilities.
 
         Where a batch fits one micro-batch for each policy, its graph is kept and run backward. Otherwise a pass without
@@ -45,12 +50,16 @@ class TeamOptimizer:
 
         Args:
             trajectories: the B trajectories.
-            loss_of: maps their (B, policies, H) log-probabilities to a scalar; called once.
+            loss_of: maps their (B, policies, H) log-probabilities to a scalar.
             kl_weight: weight of the exact KL to the reference (see `scoring`).
+            fresh: the trajectories were sampled by the policies as they are, and the loss is a policy gradient. Its
+                derivative by a log-probability then does not depend on any of their values (a ratio of new to old is
+                1), so that the pass without a graph is spared.
 
         Returns:
-            For each policy `gradient_norm_<name>` before clipping; with a KL weight also `kl`, in nats a trajectory:
-            summed over its policies, turns and tokens, mean over the B trajectories.
+            Their log-probabilities before the step; and for each policy `gradient_norm_<name>` before clipping, with a
+            KL weight also `kl`, in nats a trajectory: summed over its policies, turns and tokens, mean over the B
+            trajectories.
 
         Raises:
             FloatingPointError: if the loss or a gradient is not finite; no weight and no optimiser state has changed.
@@ -64,9 +73,10 @@ class TeamOptimizer:
             kl = float(divergences.detach().sum())
             (loss_of(logprobs) + kl_weight * divergences.sum()).backward()
         else:
-            logprobs = self.policy.logprobs(trajectories).requires_grad_()
-            weights = torch.autograd.grad(loss_of(logprobs), logprobs)[0]
-            kl = self.policy.backward(trajectories, weights, kl_weight=kl_weight)
+            shape = (len(trajectories), len(self.policy.members), self.policy.domain.horizon)
+            given = torch.zeros(shape) if fresh else self.policy.logprobs(trajectories)
+            weights = torch.autograd.grad(loss_of(given.requires_grad_()), given)[0]
+            logprobs, kl = self.policy.backward(trajectories, weights, kl_weight=kl_weight)
         norms = [
             float(torch.nn.utils.clip_grad_norm_(self.policy.parameters(index), self.max_grad_norm))
             for index in range(len(self.optimizers))
@@ -80,7 +90,7 @@ class TeamOptimizer:
         metrics = {
             f"gradient_norm_{member.adapter}": norm for member, norm in zip(self.policy.members, norms, strict=True)
         }
-        return metrics | ({"kl": kl / len(trajectories)} if kl_weight else {})
+        return logprobs.detach(), metrics | ({"kl": kl / len(trajectories)} if kl_weight else {})
 
     def state(self) -> list[dict]:
         return [optimizer.state_dict() for optimizer in self.optimizers]
@@ -134,9 +144,9 @@ def update_madpo(
             )
             lengths = [policy.lengths(side) for side in sides] if config.length_normalize else [None, None]
 
-            def loss_of(logprobs: Tensor) -> Tensor:
+            def rule(logprobs: Tensor) -> tuple[Tensor, dict]:
                 try:
-                    loss, metrics = losses.madpo_loss(
+                    return losses.madpo_loss(
                         *logprobs.chunk(2),
                         *known,
                         beta=config.beta,
@@ -147,10 +157,9 @@ def update_madpo(
                 except losses.NonFiniteError as error:
                     found = "; ".join(_describe_pair(policy, batch[row]) for row in error.rows)
                     raise losses.NonFiniteError(f"{error}. They are {found}", error.rows) from None
-                averages.add(metrics, len(batch))
-                return loss
 
-            averages.add(optimizer.step(both, loss_of))
+            logprobs, norms = optimizer.step(both, lambda logprobs: rule(logprobs)[0])
+            averages.add({**rule(logprobs)[1], **norms}, len(batch))
             samples += len(both)
     response_lengths = {}
     for side, of_side in (("winner", [pair.winner for pair in pairs]), ("loser", [pair.loser for pair in pairs])):
@@ -194,16 +203,16 @@ def update_magrpo(
             if number == 0:
                 averages.add(_sampler_gap(policy, trajectories, config))
 
-            def loss_of(logprobs: Tensor) -> Tensor:
+            def rule(logprobs: Tensor) -> tuple[Tensor, dict]:
                 grouped = logprobs.view(*shape, *logprobs.shape[1:])
                 sampled = None if config.clip_ratio is None else grouped.detach()  # fresh: nothing has moved since
-                loss, metrics = losses.magrpo_loss(
-                    grouped, advantages, clip_ratio=config.clip_ratio, sampled_logprobs=sampled
-                )
-                averages.add(metrics, len(batch))
-                return loss
+                return losses.magrpo_loss(grouped, advantages, clip_ratio=config.clip_ratio, sampled_logprobs=sampled)
 
-            averages.add(optimizer.step(trajectories, loss_of, kl_weight=config.kl_coef / len(trajectories)))
+            kl_weight = config.kl_coef / len(trajectories)
+            logprobs, norms = optimizer.step(
+                trajectories, lambda logprobs: rule(logprobs)[0], kl_weight=kl_weight, fresh=True
+            )
+            averages.add({**rule(logprobs)[1], **norms}, len(batch))
             samples += len(trajectories)
             tokens += int(policy.lengths(trajectories).sum())
     return {**averages.means(), "samples": float(samples), "sampled_tokens": float(tokens)}
@@ -246,12 +255,11 @@ def update_actor_critic(
                     sampled_logprobs=None if config.clip_ratio is None else logprobs.detach(),
                 )
 
-            def actor_loss(logprobs: Tensor) -> Tensor:
-                loss, metrics = rule(logprobs, values)
-                averages.add(metrics, len(batch))
-                return loss
-
-            averages.add(optimizer.step(trajectories, actor_loss, kl_weight=config.kl_coef / len(trajectories)))
+            kl_weight = config.kl_coef / len(trajectories)
+            logprobs, norms = optimizer.step(
+                trajectories, lambda logprobs: rule(logprobs, values)[0], kl_weight=kl_weight, fresh=True
+            )
+            averages.add({**rule(logprobs, values)[1], **norms}, len(batch))
             # The critics' part of the loss does not depend on the log-probabilities; zeros stand in for them.
             critics.step(trajectories, lambda own: rule(torch.zeros_like(own), own)[0])
             samples += len(trajectories)

@@ -370,7 +370,8 @@ def test_the_kl_is_summed_over_agents_and_zero_for_a_fresh_team(tiny_qwen3):
         policy.restore(fresh)
         for index in moved:
             randomize_adapter(policy.members[0].base, f"agent{index}", seed=index)
-        kl[moved] = policy.backward(trajectories, zeros, kl_weight=1.0)
+        logprobs, kl[moved] = policy.backward(trajectories, zeros, kl_weight=1.0)
+        assert_close(logprobs, policy.logprobs(trajectories))
     assert kl[()] == 0.0 and kl[0,] > 0.1 and kl[1,] > 0.1
     assert_close(kl[0, 1], kl[0,] + kl[1,], rtol=1e-5, atol=0)
 

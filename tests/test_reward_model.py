@@ -61,7 +61,7 @@ def make_pairs(model: RewardModel, tasks: int = 5) -> list[PreferencePair]:
 
 
 def read(model: RewardModel, trajectory_: Trajectory) -> str:
-    shared, rest = model.item(trajectory_)
+    shared, rest, _ = model.item(trajectory_)
     return model.tokenizer.decode([*shared, *rest])
 
 
@@ -76,7 +76,7 @@ def test_the_joint_text_holds_the_task_once_and_every_agents_role_and_answer_in_
     model = make_model(tiny_qwen3())
     text = read(model, answers(model, ("the cat", "a dog runs")))
     assert text == ("post the red cat sleeps . agent one write : the cat agent two write : a dog runs <|im_end|>")
-    shared, rest = model.item(answers(model, ("the cat", "a dog runs")))
+    shared, rest, _ = model.item(answers(model, ("the cat", "a dog runs")))
     assert model.tokenizer.decode(list(shared)) == "post the red cat sleeps ."
     assert rest[-1] == model.tokenizer.eos_token_id and model.cut_parts == 0
 
@@ -144,7 +144,7 @@ def test_tok9_a_cut_text_fills_its_budget_and_keeps_short_parts_whole(tiny_qwen3
     """Limit 40, of which 1 for EOS. The long answer is cut; the task and the short answer need not be."""
     model = make_model(tiny_qwen3(), limit=40)
     long = " ".join(["runs"] * 50)
-    shared, rest = model.item(answers(model, ("the cat", long)))
+    shared, rest, _ = model.item(answers(model, ("the cat", long)))
     text = model.tokenizer.decode(list(rest))
     assert len(shared) + len(rest) == 40 and model.tokenizer.decode(list(shared)) == "post the red cat sleeps ."
     assert text.startswith("agent one write : the cat agent two write : runs runs")
@@ -153,7 +153,7 @@ def test_tok9_a_cut_text_fills_its_budget_and_keeps_short_parts_whole(tiny_qwen3
 
 def test_tok9_equal_answers_get_equal_shares(tiny_qwen3):
     model = make_model(tiny_qwen3(), limit=46, domain=ToyDomain(num_agents=3))
-    _, rest = model.item(answers(model, ("cat " * 30, "dog " * 30, "bird " * 30)))
+    _, rest, _ = model.item(answers(model, ("cat " * 30, "dog " * 30, "bird " * 30)))
     counts = [list(rest).count(model.tokenizer.get_vocab()[word]) for word in ("cat", "dog", "bird")]
     assert max(counts) - min(counts) <= 1 and min(counts) >= 8
 
@@ -164,9 +164,9 @@ def test_tok9_a_long_task_leaves_half_of_the_budget_to_the_answers(tiny_qwen3):
             return " ".join(["post"] * 100)
 
     model = make_model(tiny_qwen3(), limit=41, domain=LongTask())
-    shared, rest = model.item(answers(model, ("the " * 30, "a " * 30)))
+    shared, rest, _ = model.item(answers(model, ("the " * 30, "a " * 30)))
     assert len(shared) == 20 and len(rest) == 21
-    shared, rest = model.item(answers(model, ("the cat", "a dog")))
+    shared, rest, _ = model.item(answers(model, ("the cat", "a dog")))
     assert len(shared) + len(rest) == 41, "short answers leave the task what they do not need"
     assert read(model, answers(model, ("the cat", "a dog"))).endswith("the cat agent two write : a dog <|im_end|>")
 
@@ -269,14 +269,17 @@ def test_the_micro_batch_does_not_change_a_fit(tiny_qwen3):
     The head's bias is left out: it adds to both scores of a pair, so its gradient is rounding alone.
     """
     results = []
-    for micro_batch in (4096, 25):
+    for micro_batch in (4096, 60, 25):  # a batch at once, a few of its pairs at a time, not even one pair
         model = make_model(tiny_qwen3(), micro_batch=micro_batch)
         settings = {**SETTINGS, "learning_rate": 1e-3}
         report = fit_reward_model(model, make_pairs(model, tasks=2), Stream(0, "order"), **settings)
         results.append((report, weights(model)))
-    assert_close(results[0][0].loss, results[1][0].loss, rtol=1e-4, atol=1e-5)
-    for one, many in zip(results[0][1][:-1], results[1][1][:-1], strict=True):
-        assert float((one - many).abs().max()) < 1e-4
+    (whole, expected), *others = results
+    for report, found in others:
+        assert_close(report.loss, whole.loss, rtol=1e-4, atol=1e-5)
+        assert report.train_accuracy == whole.train_accuracy
+        for one, many in zip(expected[:-1], found[:-1], strict=True):
+            assert float((one - many).abs().max()) < 1e-4
 
 
 def test_the_first_loss_of_a_fit_is_the_bradley_terry_loss_by_hand(tiny_qwen3):

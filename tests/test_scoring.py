@@ -361,12 +361,18 @@ def test_the_tensors_of_a_micro_batch_by_hand():
     assert batch.last.tolist() == [2, 4, 11] and "packing" not in batch.inputs
 
 
-def test_a_zero_weight_costs_no_forward_pass(tiny_qwen3):
+def test_a_zero_weight_costs_no_graph_and_its_log_probability_is_reported_all_the_same(tiny_qwen3):
     adapted = adapted_model(tiny_qwen3(), "agent0")
-    calls = []
-    adapted.backbone.register_forward_pre_hook(lambda *_: calls.append(1))
-    accumulate_logprob_gradients(adapted, "agent0", ITEMS, torch.zeros(len(ITEMS)), max_tokens=512)
-    assert calls == [] and all(weight.grad is None for weight in adapted.parameters("agent0"))
+    graphs = []
+    adapted.backbone.register_forward_pre_hook(lambda *_: graphs.append(torch.is_grad_enabled()))
+    zeros = torch.zeros(len(ITEMS))
+    logprobs, kl = accumulate_logprob_gradients(adapted, "agent0", ITEMS, zeros, max_tokens=512)
+    assert not any(graphs) and all(weight.grad is None for weight in adapted.parameters("agent0"))
+    assert_close(logprobs, response_logprobs(adapted, "agent0", ITEMS, max_tokens=512))
+    assert kl == 0.0
+    zeros[2] = 1.0
+    one, _ = accumulate_logprob_gradients(adapted, "agent0", ITEMS, zeros, max_tokens=512)
+    assert_close(one, logprobs, rtol=1e-5, atol=1e-5)
 
 
 # --- KL to the reference ---------------------------------------------------------------------------------------------
@@ -392,7 +398,7 @@ def test_the_kl_equals_enumeration_over_the_vocabulary(tiny_qwen3):
     expected = float(_plain_kl(adapted, items))
     assert expected > 1.0
     for max_tokens in (1, 512):
-        found = accumulate_logprob_gradients(
+        _, found = accumulate_logprob_gradients(
             adapted, "agent0", items, torch.zeros(len(items)), max_tokens=max_tokens, kl_weight=1.0
         )
         assert_close(found, expected, rtol=1e-5, atol=0)
@@ -401,10 +407,8 @@ def test_the_kl_equals_enumeration_over_the_vocabulary(tiny_qwen3):
 def test_the_kl_of_equal_policies_is_zero_with_zero_gradient(tiny_qwen3):
     adapted = AdaptedModel(tiny_qwen3(), rank=4)
     adapted.add_adapter("agent0", Stream(0, "init"))
-    assert (
-        accumulate_logprob_gradients(adapted, "agent0", ITEMS, torch.zeros(len(ITEMS)), max_tokens=512, kl_weight=1.0)
-        == 0
-    )
+    zeros = torch.zeros(len(ITEMS))
+    assert accumulate_logprob_gradients(adapted, "agent0", ITEMS, zeros, max_tokens=512, kl_weight=1.0)[1] == 0
     assert all(float(gradient.abs().max()) < 1e-6 for gradient in gradients(adapted, "agent0"))
 
 
@@ -417,7 +421,7 @@ def test_logits_are_held_for_some_tokens_at_a_time_and_nothing_changes(tiny_qwen
         most = []
         hook = adapted.output_layer.register_forward_hook(lambda *a, most=most: most.append(len(a[2])))
         values = response_logprobs(adapted, "agent0", [*ITEMS, (LONG, ())], max_tokens=512)
-        kl = accumulate_logprob_gradients(adapted, "agent0", ITEMS, WEIGHTS, max_tokens=512, kl_weight=kl_weight)
+        _, kl = accumulate_logprob_gradients(adapted, "agent0", ITEMS, WEIGHTS, max_tokens=512, kl_weight=kl_weight)
         hook.remove()
         found.append((values, kl, gradients(adapted, "agent0"), max(most)))
     (values, kl, wanted, whole), (chunked_values, chunked_kl, got, chunk) = found

@@ -107,12 +107,40 @@ def test_rl7_one_graph_and_many_micro_batches_take_the_same_step_with_a_kl(tiny_
         trajectories.append(trajectories[0])
         optimizer, before = TeamOptimizer(policy, make_config()), weights_of(policy)
         optimizer.step(trajectories, lambda logprobs: logprobs[:4].mean())  # away from the reference
-        metrics = optimizer.step(trajectories, lambda logprobs: 0.1 * logprobs[:2].sum(), kl_weight=0.5)
+        _, metrics = optimizer.step(trajectories, lambda logprobs: 0.1 * logprobs[:2].sum(), kl_weight=0.5)
         assert metrics["kl"] > 0
         found.append((moves(policy, before), metrics))
     assert relative_difference(found[0][0], found[1][0]) < 1e-3
     for name, value in found[0][1].items():
         assert value == pytest.approx(found[1][1][name], rel=1e-3), name
+
+
+@pytest.mark.parametrize("clip_ratio", [None, 0.2])
+@pytest.mark.parametrize("kl_weight", [0.0, 0.5])
+def test_fresh_answers_need_no_pass_before_the_backward_one_and_take_the_same_step(tiny_qwen3, clip_ratio, kl_weight):
+    """Two answers have no advantage: they need no graph, but their log-probabilities are reported like the others'."""
+    found = []
+    for fresh in (False, True):
+        policy = make_policy(base(tiny_qwen3), budget=Budget(micro_batch_tokens=30), limits=[3, 9])
+        trajectories = [t for pair in make_pairs(policy, tasks=1, each=2) for t in (pair.winner, pair.loser)]
+        advantages, passes = torch.tensor([[1.0, -2.0, 0.0, 0.0]]), []
+
+        def loss_of(logprobs, advantages=advantages):
+            grouped = logprobs.view(1, 4, 2, 1)
+            sampled = None if clip_ratio is None else grouped.detach()
+            return losses.magrpo_loss(grouped, advantages, clip_ratio=clip_ratio, sampled_logprobs=sampled)[0]
+
+        hook = policy.members[0].base.backbone.register_forward_pre_hook(lambda *_, passes=passes: passes.append(1))
+        optimizer, before = TeamOptimizer(policy, make_config()), weights_of(policy)
+        expected = policy.logprobs(trajectories)
+        passes.clear()
+        logprobs, metrics = optimizer.step(trajectories, loss_of, kl_weight=kl_weight, fresh=fresh)
+        hook.remove()
+        assert_close(logprobs, expected, rtol=1e-5, atol=1e-5)
+        found.append((moves(policy, before), metrics, len(passes)))
+    assert relative_difference(found[1][0], found[0][0]) < 1e-4
+    assert found[1][1] == pytest.approx(found[0][1], rel=1e-4)
+    assert found[1][2] < found[0][2]
 
 
 def test_rl7_a_step_without_any_signal_is_the_same_on_both_ways(tiny_qwen3):
@@ -257,7 +285,7 @@ def test_rl4_every_group_holds_the_returns_and_first_prompts_of_one_task(tiny_qw
     update_magrpo(policy, TeamOptimizer(policy, config), tasks, numbered, Stream(1, "update"), config)
 
     assert order != [task.id for task in tasks] and set(order) == {task.id for task in tasks}  # shuffled
-    ((returns,), ((logprobs, weights),)) = compared, trained
+    (returns,), (logprobs, weights) = compared, trained[0]
     assert returns.shape == (3, 3) and sorted(returns.flatten().tolist()) == sorted(by_return)
     for task_id, row in zip(order, returns.tolist(), strict=True):
         group = [by_return[number] for number in row]
@@ -341,7 +369,7 @@ def test_the_logged_kl_is_that_of_one_trajectory_whatever_the_batch(tiny_qwen3):
     expected = [plain_kl(policy, played) for played in trajectories]
     for count in (1, len(trajectories)):
         optimizer = TeamOptimizer(policy, make_config(learning_rate=1e-12))
-        metrics = optimizer.step(trajectories[:count], lambda logprobs: logprobs.sum(), kl_weight=0.5)
+        _, metrics = optimizer.step(trajectories[:count], lambda logprobs: logprobs.sum(), kl_weight=0.5)
         assert metrics["kl"] == pytest.approx(sum(expected[:count]) / count, rel=1e-3)
 
 
