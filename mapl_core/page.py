@@ -27,9 +27,9 @@ nav ul { display: flex; flex-wrap: wrap; gap: 0.25rem 1rem; list-style: none; pa
 nav a { display: inline-block; padding: 0.35rem 0; }
 .soft { color: var(--soft); font-size: 0.9rem; }
 .scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 6px; margin: 0.75rem 0; }
-table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; min-width: 100%; }
+table { border-collapse: collapse; font-size: 0.84rem; font-variant-numeric: tabular-nums; min-width: 100%; }
 caption { text-align: left; padding: 0.5rem 0.7rem; font-weight: 600; }
-th, td { text-align: left; vertical-align: top; padding: 0.4rem 0.7rem; border-top: 1px solid var(--line); }
+th, td { text-align: left; vertical-align: top; padding: 0.4rem 0.5rem; border-top: 1px solid var(--line); }
 thead th { vertical-align: bottom; background: var(--band); }
 tbody th { font-weight: 400; }
 tbody th[scope=rowgroup] { font-weight: 600; background: var(--band); }
