@@ -7,19 +7,30 @@ seeds; the finding is a sentence computed from the data, so that it cannot go st
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mapl_core.intervals import OVER_SEEDS, OVER_TASKS, Interval, difference, interval
 from mapl_core.results import ResultError, write_atomically
-from mapl_core.runs import Run, TableRow, by_seed, describe_runs, load_rows
-from mapl_core.tables import COLUMNS, TABLE1, UNTRAINED
+from mapl_core.runs import (
+    METHOD_NAMES,
+    PARADIGM_NAMES,
+    Results,
+    Run,
+    TableRow,
+    by_seed,
+    describe_runs,
+    nothing_finished,
+)
+from mapl_core.tables import COLUMNS, TABLE1, UNTRAINED, Column
 
 # Okabe and Ito's palette, told apart under the common forms of colour blindness.
 COLOURS = {"untrained": "#666666", "magrpo": "#009E73", "marlhf": "#0072B2", "madpo": "#D55E00"}
 LINE_STYLES = {"dec-dec": "-", "cen-cen": "--", "dec-cen": ":"}
-DOMAIN_NAMES = {"tldr": "TLDR", "coophe": "CoopHE", "bfcl": "BFCL"}
+DOMAIN_NAMES = {"tldr": "TLDR", "coophe": "CoopHE", "bfcl": "BFCL", "travel": "Travel"}
 
 
 @dataclass(frozen=True)
@@ -29,6 +40,19 @@ class Curve:
     row: TableRow
     env_steps: tuple[float, ...]
     points: tuple[Interval, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What is drawn for one domain: its trained rows, the untrained team's level, and the words that belong to them."""
+
+    domain: str
+    title: str
+    caption: str
+    alt_text: str
+    column: Column
+    curves: tuple[Curve, ...]
+    untrained: Interval | None
 
 
 @dataclass(frozen=True)
@@ -42,31 +66,91 @@ class Figure:
     paths: tuple[Path, ...]
 
 
-def figure2(
-    profile_folder: Path | str, profile: str, domain: str, folder: Path | str, *, leave_out: Sequence[str] = ()
-) -> Figure:
+def figure2(results: Results, domain: str, folder: Path | str) -> Figure:
     """Figure 2, one domain's panel: the headline metric of table1's trained rows over environment steps.
 
     Writes figure2_<domain>.png, .svg and .md (the picture with caption and alt text) into `folder`.
 
     Raises:
-        ResultError: if no job of the panel has finished, or one is damaged.
+        ResultError: if no training job of the panel has finished.
     """
-    rows = load_rows(profile_folder, domain, TABLE1, leave_out)
-    column = COLUMNS[domain][0]
-    trained = {row: runs for row, runs in rows.items() if row != UNTRAINED}
+    panel = figure2_panel(results, domain)
+    canvas = _canvas(7.2, 4.2)
+    axes = canvas.add_subplot()
+    labels = _draw_panel(axes, panel)
+    _label_lines(axes, sorted(labels, key=lambda entry: entry[0]))
+    paths = _save(canvas, Path(folder) / f"figure2_{domain}", panel.alt_text)
+    words = f"# Figure 2, {DOMAIN_NAMES[domain]}\n\n![{panel.alt_text}]({paths[0].name})\n\n"
+    page = Path(folder) / f"figure2_{domain}.md"
+    write_atomically(page, f"{words}{panel.title}. {panel.caption}\n")
+    return Figure(panel.title, panel.caption, panel.alt_text, panel.curves, (*paths, page))
+
+
+def figure2_together(results: Results, folder: Path | str) -> Figure:
+    """Figure 2 as a whole: a panel for every domain with a finished training job, under one legend.
+
+    Writes figure2.png, .svg and .md into `folder`.
+
+    Raises:
+        ResultError: if no training job has finished.
+    """
+    panels = [figure2_panel(results, domain) for domain in trained_domains(results)]
+    if not panels:
+        raise nothing_finished(results, "figure2 with training")
+    columns = min(2, len(panels))
+    height = math.ceil(len(panels) / columns)
+    canvas = _canvas(6.4 * columns, 3.9 * height + 0.8)
+    for place, panel in enumerate(panels, 1):
+        _draw_panel(canvas.add_subplot(height, columns, place), panel)
+    curves = tuple(curve for panel in panels for curve in panel.curves)
+    with_untrained = any(panel.untrained for panel in panels)
+    handles = _legend(curves, with_untrained)
+    canvas.legend(handles=handles, loc="outside lower center", ncols=min(6, len(handles)), fontsize=8, frameon=False)
+    alt_text = " ".join(panel.alt_text for panel in panels)
+    paths = _save(canvas, Path(folder) / "figure2", alt_text)
+    title = f"Figure 2: training curves - {results.profile} profile"
+    caption = " ".join(f"{panel.title}: {panel.caption}" for panel in panels)
+    page = Path(folder) / "figure2.md"
+    write_atomically(page, f"# {title}\n\n![{alt_text}]({paths[0].name})\n\n{caption}\n")
+    return Figure(title, caption, alt_text, curves, (*paths, page))
+
+
+def write_figure2(results: Results, folder: Path | str) -> list[Figure]:
+    """Every panel of Figure 2 that finished jobs give, and the whole; none without a finished training job."""
+    domains = trained_domains(results)
+    panels = [figure2(results, domain, folder) for domain in domains]
+    return [*panels, figure2_together(results, folder)] if len(panels) > 1 else panels
+
+
+def trained_domains(results: Results) -> list[str]:
+    """The domains of which a training job has finished: those with curves to draw."""
+    return [domain for domain in COLUMNS if _trained(results.rows(domain, TABLE1))]
+
+
+def _trained(rows: Mapping[TableRow, Mapping[int, Run]]) -> dict[TableRow, Mapping[int, Run]]:
+    """The rows that were evaluated more than once: at the start and after every iteration of training."""
+    return {row: runs for row, runs in rows.items() if all(run.iterations > 0 for run in runs.values())}
+
+
+def figure2_panel(results: Results, domain: str) -> Panel:
+    """Curves and words of one domain's panel. Raises ResultError if no training job has finished."""
+    rows = results.rows(domain, TABLE1)
+    column, trained = COLUMNS[domain][0], _trained(rows)
     if not trained:
-        raise ResultError(f"no finished {domain} training job of figure2 in {profile_folder}; run ./reproduce.sh first")
+        raise nothing_finished(results, f"figure2 with training in {domain}")
     curves = tuple(curve(row, runs, column.metric) for row, runs in trained.items())
     untrained = interval(by_seed(rows[UNTRAINED], column.metric)) if UNTRAINED in rows else None
-    title = f"{DOMAIN_NAMES[domain]}, {column.metric} over training - {profile}, {describe_runs(trained)}"
-    caption = f"{finding(rows, column.metric)} {_band_note(curves)}"
-    alt_text = describe(curves, untrained, DOMAIN_NAMES[domain], column.metric)
-    paths = _draw(curves, untrained, title, column.title, alt_text, Path(folder) / f"figure2_{domain}")
-    words = f"# Figure 2, {DOMAIN_NAMES[domain]}\n\n![{alt_text}]({paths[0].name})\n\n{title}. {caption}\n"
-    page = Path(folder) / f"figure2_{domain}.md"
-    write_atomically(page, words)
-    return Figure(title, caption, alt_text, curves, (*paths, page))
+    name = DOMAIN_NAMES[domain]
+    shown = {row: rows[row] for row in rows if row in trained or row == UNTRAINED}
+    return Panel(
+        domain=domain,
+        title=f"{name}, {column.metric} over training - {results.profile}, {describe_runs(trained)}",
+        caption=f"{finding(shown, column.metric)} {_band_note(curves)}",
+        alt_text=describe(curves, untrained, name, column.metric),
+        column=column,
+        curves=curves,
+        untrained=untrained,
+    )
 
 
 def curve(row: TableRow, runs: Mapping[int, Run], metric: str) -> Curve:
@@ -110,42 +194,69 @@ def describe(curves: tuple[Curve, ...], untrained: Interval | None, domain: str,
 
 
 def _band_note(curves: tuple[Curve, ...]) -> str:
-    kinds = {point.kind for curve in curves for point in curve.points}
+    kinds = {point.kind for curve in curves for point in curve.points if point.is_bounded}
+    if not kinds:
+        return "Lines are single runs of which only the means over tasks were kept: no band."
     over_seeds = "t interval over seeds" if OVER_SEEDS in kinds else ""
     over_tasks = f"bootstrap {OVER_TASKS}" if OVER_TASKS in kinds else ""
     return f"Lines are means, bands 95 % intervals ({' or '.join(filter(None, (over_seeds, over_tasks)))})."
 
 
-def _draw(
-    curves: tuple[Curve, ...], untrained: Interval | None, title: str, label: str, alt_text: str, path: Path
-) -> tuple[Path, Path]:
-    import matplotlib
+def _canvas(width: float, height: float) -> Any:
+    """An empty figure, in inches. Built without pyplot: no window, no global state, the same picture everywhere."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
 
-    # Built without pyplot: no window, no global state, the same picture in a notebook and on a server.
-    canvas = Canvas(figsize=(7.2, 4.2), layout="constrained")
+    canvas = Canvas(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(canvas)
-    axes = canvas.add_subplot()
-    labels: list[tuple[float, str, str, float | None]] = []  # height, text, colour, where the line ends
-    if untrained:
-        axes.axhspan(100 * untrained.low, 100 * untrained.high, color=COLOURS["untrained"], alpha=0.12, linewidth=0)
-        axes.axhline(100 * untrained.mean, color=COLOURS["untrained"], linewidth=1.2)
-        labels.append((100 * untrained.mean, UNTRAINED.label, COLOURS["untrained"], None))
-    for curve in curves:
+    return canvas
+
+
+def _draw_panel(axes: Any, panel: Panel) -> list[tuple[float, str, str, float | None]]:
+    """Draw one domain. Returns what labels need: height, text, colour, where the line ends (None: at the right)."""
+    labels: list[tuple[float, str, str, float | None]] = []
+    if panel.untrained:
+        level, colour = panel.untrained, COLOURS["untrained"]
+        if level.is_bounded:
+            axes.axhspan(100 * level.low, 100 * level.high, color=colour, alpha=0.12, linewidth=0)
+        axes.axhline(100 * level.mean, color=colour, linewidth=1.2)
+        labels.append((100 * level.mean, UNTRAINED.label, colour, None))
+    for curve in panel.curves:
         colour, mean = COLOURS[curve.row.method], [100 * point.mean for point in curve.points]
-        low, high = ([100 * getattr(point, bound) for point in curve.points] for bound in ("low", "high"))
-        axes.fill_between(curve.env_steps, low, high, color=colour, alpha=0.1, linewidth=0)
-        style = LINE_STYLES[curve.row.paradigm]
-        axes.plot(curve.env_steps, mean, style, color=colour, linewidth=1.8, marker="o", markersize=3)
+        if all(point.is_bounded for point in curve.points):
+            low, high = ([100 * getattr(point, bound) for point in curve.points] for bound in ("low", "high"))
+            axes.fill_between(curve.env_steps, low, high, color=colour, alpha=0.1, linewidth=0)
+        axes.plot(curve.env_steps, mean, _style(curve.row), color=colour, linewidth=1.8, marker="o", markersize=3)
         labels.append((mean[-1], curve.row.label, colour, curve.env_steps[-1]))
     axes.margins(x=0.03)
     axes.set_xlabel("environment steps (joint responses trained on)")
-    axes.set_ylabel(label)
-    axes.set_title(title, fontsize=9, loc="left")
+    axes.set_ylabel(panel.column.title)
+    axes.set_title(panel.title, fontsize=9, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.25)
-    _label_lines(axes, sorted(labels, key=lambda entry: entry[0]))
+    return labels
+
+
+def _style(row: TableRow) -> str:
+    """Line style of a paradigm; a row that has none of the three (a single agent) is drawn solid."""
+    return LINE_STYLES.get(row.paradigm, "-")
+
+
+def _legend(curves: Sequence[Curve], with_untrained: bool) -> list[Any]:
+    """One entry a method, by colour, then one a paradigm, by line style."""
+    from matplotlib.lines import Line2D
+
+    methods = [UNTRAINED.method] * with_untrained + list(dict.fromkeys(curve.row.method for curve in curves))
+    styles = dict.fromkeys(curve.row.paradigm for curve in curves if curve.row.paradigm in LINE_STYLES)
+    return [
+        *(Line2D([], [], color=COLOURS[name], linewidth=2.5, label=METHOD_NAMES[name]) for name in methods),
+        *(Line2D([], [], color="#000000", linestyle=LINE_STYLES[name], label=PARADIGM_NAMES[name]) for name in styles),
+    ]
+
+
+def _save(canvas: Any, path: Path, alt_text: str) -> tuple[Path, Path]:
+    import matplotlib
+
     paths = (path.with_name(f"{path.name}.png"), path.with_name(f"{path.name}.svg"))
     # A fixed salt and no date: equal data give equal files.
     with matplotlib.rc_context({"svg.hashsalt": "mapl", "svg.fonttype": "none"}):
@@ -156,7 +267,7 @@ def _draw(
     return paths
 
 
-def _label_lines(axes, labels: list[tuple[float, str, str, float | None]]) -> None:
+def _label_lines(axes: Any, labels: list[tuple[float, str, str, float | None]]) -> None:
     """Write each line's name beside its end, in its colour, with a thin leader where it had to move."""
     bottom, top = axes.get_ylim()
     heights = spread([height for height, *_ in labels], 0.055 * (top - bottom))

@@ -31,6 +31,7 @@ class Experiment:
 EXPERIMENTS = {
     "table1": Experiment("main results", TABLE1),
     "figure2": Experiment("training curves of table1's trained rows", TABLE1),
+    "scoreboard": Experiment("which of the paper's claims the runs support", TABLE1),
 }
 
 

@@ -18,9 +18,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mapl_core import jobs, tables
+from mapl_core import jobs, report, scoreboard, table_formats, tables
 from mapl_core.grid import DOMAIN_NOTEBOOKS, NOTEBOOK_FOLDER, Job, Request, UsageError, catalogue, jobs_below, parse
 from mapl_core.results import MANIFEST_FILE, ResultError, as_plain, check_writable, folder_lock, verify_job
+from mapl_core.runs import load_results
 
 MEMORY_KNOBS = ("micro_batch_tokens", "cached_tokens", "samples_per_task")
 CELL_MINUTES = 24 * 60  # the longest job is meant to fit into a day
@@ -274,20 +275,19 @@ def _start(planned: PlannedJob, threads: int) -> subprocess.Popen:
 
 
 def write_experiments(request: Request, plan: Plan) -> list[Path]:
-    """Tables and figures of the request from the profile's finished jobs; returns what was written."""
-    written = []
+    """Tables, figures and scoreboard of the request, and the report, from the profile's finished jobs; all paths."""
+    results, written, panels = load_results(plan.folder, plan.outdated), [], []
     if "table1" in request.experiments:
-        table = tables.table1(plan.folder, plan.profile_name, leave_out=plan.outdated)
-        written += tables.write_table(table, plan.folder / "tables", "table1")
-    trained = dict.fromkeys(planned.job.domain for planned in plan.jobs if planned.job.method != "untrained")
-    if "figure2" in request.experiments and trained:
+        written += table_formats.write_table(tables.table1(results), plan.folder / "tables", "table1")
+    if "figure2" in request.experiments:
         from mapl_core import figures
 
-        for domain in trained:
-            target = plan.folder / "figures"
-            figure = figures.figure2(plan.folder, plan.profile_name, domain, target, leave_out=plan.outdated)
-            written += figure.paths
-    return written
+        panels = figures.write_figure2(results, plan.folder / "figures")
+        written += [path for figure in panels for path in figure.paths]
+    if "scoreboard" in request.experiments:
+        judged = scoreboard.scoreboard(results)
+        written += scoreboard.write_scoreboard(judged, results.profile, plan.folder / "tables")
+    return [*written, report.write_report(results, panels, plan.folder / "report.html")]
 
 
 def main(arguments: Sequence[str] | None = None, notebook_folder: Path = NOTEBOOK_FOLDER) -> int:

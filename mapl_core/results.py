@@ -79,7 +79,18 @@ class EvaluationRow:
     value: float
 
 
-Row = TypeVar("Row", MetricRow, EvaluationRow)
+@dataclass(frozen=True)
+class JobEvaluationRow:
+    """An evaluation row with its job's name: a row of the evaluation.csv of a documented run, which merges jobs."""
+
+    job: str
+    task_id: str
+    iteration: int
+    metric: str
+    value: float
+
+
+Row = TypeVar("Row", MetricRow, EvaluationRow, JobEvaluationRow)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -128,8 +139,18 @@ def read_evaluation(path: Path | str) -> list[EvaluationRow]:
     return _read_rows(Path(path), EvaluationRow)
 
 
+def write_job_evaluation(path: Path | str, rows: Iterable[JobEvaluationRow]) -> None:
+    """Write the evaluation.csv of a documented run whole, in the order given."""
+    _write_rows(Path(path), list(rows), JobEvaluationRow)
+
+
+def read_job_evaluation(path: Path | str) -> list[JobEvaluationRow]:
+    """Read the evaluation.csv of a documented run. Raises ResultError as `read_evaluation` does."""
+    return _read_rows(Path(path), JobEvaluationRow)
+
+
 def _write_rows(path: Path, rows: list[Row], kind: type[Row]) -> None:
-    casts = [get_type_hints(kind)[field.name] for field in fields(kind)]
+    casts = _casts(kind)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(field.name for field in fields(kind))
@@ -145,9 +166,13 @@ def _write_rows(path: Path, rows: list[Row], kind: type[Row]) -> None:
     write_atomically(path, text.getvalue())
 
 
+def _casts(kind: type) -> list[type]:
+    hints = get_type_hints(kind)
+    return [hints[field.name] for field in fields(kind)]
+
+
 def _read_rows(path: Path, kind: type[Row]) -> list[Row]:
-    names = [field.name for field in fields(kind)]
-    casts = [get_type_hints(kind)[name] for name in names]
+    names, casts = [field.name for field in fields(kind)], _casts(kind)
     if not path.is_file():
         raise ResultError(f"{path} is missing; run its job again")
     try:
@@ -238,8 +263,16 @@ def write_manifest(
 def read_manifest(path: Path | str) -> dict[str, Any]:
     """Read manifest.json. Raises ResultError naming the file (and line) if it is missing or damaged."""
     path = Path(path)
+    manifest = read_json(path)
+    if not isinstance(manifest, dict) or "status" not in manifest or not isinstance(manifest.get("files"), dict):
+        raise ResultError(f"{path} has no status or no list of files; run its job again")
+    return manifest
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file. Raises ResultError naming the file (and line) if it is missing or damaged."""
     try:
-        manifest = json.loads(path.read_bytes())
+        return json.loads(path.read_bytes())
     except FileNotFoundError:
         raise ResultError(f"{path} is missing: its job has not finished; run it again") from None
     except json.JSONDecodeError as error:
@@ -247,9 +280,6 @@ def read_manifest(path: Path | str) -> dict[str, Any]:
         raise ResultError(f"{where}: cut short or damaged ({error.msg}); run its job again") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ResultError(f"{path} cannot be read ({error}); run its job again") from None
-    if not isinstance(manifest, dict) or "status" not in manifest or not isinstance(manifest.get("files"), dict):
-        raise ResultError(f"{path} has no status or no list of files; run its job again")
-    return manifest
 
 
 def verify_job(folder: Path | str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The tables of the paper, from the CSV files of finished jobs alone; no model is needed.
+"""The tables of the paper, from the CSV files of finished jobs alone; no model is needed. Written by table_formats.py.
 
 Table 1 compares the training methods. A cell is `mean ± half-width (n seeds)` of a 95 % interval. The best cell is bold
 and the second underlined only where the interval of the paired difference to every lower cell lies above zero.
@@ -10,14 +10,12 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
-from pathlib import Path
 
-from mapl_core.intervals import OVER_TASKS, Interval, difference, interval
-from mapl_core.results import ResultError, write_atomically
-from mapl_core.runs import PARADIGM_NAMES, Run, TableRow, by_seed, describe_runs, load_rows
+from mapl_core.intervals import OVER_TASKS, BySeed, Interval, difference, interval
+from mapl_core.runs import PARADIGM_NAMES, Results, Run, TableRow, by_seed, describe_runs, nothing_finished
 
 
 @dataclass(frozen=True)
@@ -57,6 +55,7 @@ COLUMNS = {
         # Fewer calls are better only where they answer the request: an idle team would be the best of all.
         Column("cost", "BFCL cost, calls per agent", higher_is_better=None, scale=1.0),
     ),
+    "travel": (Column("pass", "Travel pass, %"), Column("success", "Travel success, %")),
 }
 
 
@@ -104,25 +103,43 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table ready to print: cells by (row, domain, metric), and where its numbers come from."""
+    """A table ready to print: cells by (row, domain, metric), and where its numbers come from.
+
+    Attributes:
+        facts: task source, tasks and seeds of every domain.
+        rule: how to read a cell, its interval and its marks; stands above the numbers.
+        notes: what else must be known, below them.
+    """
 
     title: str
     facts: str
+    rule: str
     notes: list[str]
     cells: dict[tuple[TableRow, str, str], Cell] = field(default_factory=dict)
     with_paper_numbers: bool = False
 
+    @property
+    def columns(self) -> list[tuple[str, Column]]:
+        """(domain, column) of every column that has a number."""
+        return list(dict.fromkeys((domain, cell.column) for (_, domain, _), cell in self.cells.items()))
 
-def table1(profile_folder: Path | str, profile: str, *, leave_out: Sequence[str] = ()) -> Table:
-    """Table 1, main results, of every finished job below `profile_folder` but those in `leave_out`.
+    @property
+    def rows(self) -> list[TableRow]:
+        """The rows that have a number, in the paper's order."""
+        found = {row for row, _, _ in self.cells}
+        return [row for row in TABLE1 if row in found]
+
+
+def table1(results: Results) -> Table:
+    """Table 1, main results, of every finished job of its rows.
 
     Raises:
-        ResultError: if no job of the table has finished, or one is damaged.
+        ResultError: if no job of the table has finished.
     """
     cells: dict[tuple[TableRow, str, str], Cell] = {}
     facts, about_coordinators = [], []
     for domain in COLUMNS:
-        rows = load_rows(profile_folder, domain, TABLE1, leave_out)
+        rows = results.rows(domain, TABLE1)
         about_coordinators += _coordinator_notes(rows, domain)
         for column in COLUMNS[domain]:
             for cell in _cells(rows, domain, column):
@@ -130,17 +147,25 @@ def table1(profile_folder: Path | str, profile: str, *, leave_out: Sequence[str]
         if rows:
             facts.append(f"{domain}: {describe_runs(rows)}")
     if not cells:
-        raise ResultError(f"no finished job of table1 in {profile_folder}; run ./reproduce.sh first")
-    notes = [_interval_note(cells.values()), _budget_note(cells.values()), *about_coordinators]
-    if profile != "paper":
-        notes.append(f"Numbers of the {profile} profile are not comparable with the paper's; only directions are.")
+        raise nothing_finished(results, "table1")
+    notes = [_budget_note(cells.values()), *about_coordinators]
+    if results.profile != "paper":
+        notes.append(
+            f"Numbers of the {results.profile} profile are not comparable with the paper's; only directions are."
+        )
     missing = [row.label for row in TABLE1 if row not in {cell.row for cell in cells.values()}]
     if missing:
         notes.append(f"Not run: {'; '.join(missing)}.")
-    if leave_out:
-        notes.append(f"Left out, because made with other settings: {', '.join(leave_out)}.")
-    title = f"Table 1: main results - {profile} profile"
-    return Table(title, "; ".join(facts), notes, cells, with_paper_numbers=profile == "paper")
+    if results.left_out:
+        notes.append(f"Left out, because made with other settings: {', '.join(results.left_out)}.")
+    return Table(
+        title=f"Table 1: main results - {results.profile} profile",
+        facts="; ".join(facts),
+        rule=_interval_note(cells.values()),
+        notes=[note for note in notes if note],
+        cells=cells,
+        with_paper_numbers=results.profile == "paper",
+    )
 
 
 def _cells(rows: Mapping[TableRow, Mapping[int, Run]], domain: str, column: Column) -> list[Cell]:
@@ -161,13 +186,11 @@ def _cells(rows: Mapping[TableRow, Mapping[int, Run]], domain: str, column: Colu
     ]
 
 
-def _difference(
-    ours: Mapping[int, Mapping[str, float]], other: Mapping[int, Mapping[str, float]] | None
-) -> Interval | None:
+def _difference(ours: BySeed, other: BySeed | None) -> Interval | None:
     return difference(ours, other) if other and ours.keys() & other.keys() else None
 
 
-def _marks(values: Mapping[TableRow, Mapping[int, Mapping[str, float]]], column: Column) -> dict[TableRow, str]:
+def _marks(values: Mapping[TableRow, BySeed], column: Column) -> dict[TableRow, str]:
     """Marks "best" and "second", each only if the interval of its difference to every lower cell excludes 0."""
     if column.higher_is_better is None:
         return {}
@@ -183,7 +206,9 @@ def _marks(values: Mapping[TableRow, Mapping[int, Mapping[str, float]]], column:
 
 
 def _interval_note(cells: Iterable[Cell]) -> str:
-    kinds = {cell.value.kind for cell in cells}
+    """The rule of the intervals, as far as these cells need it."""
+    values = [cell.value for cell in cells]
+    kinds = {value.kind for value in values if value.is_bounded}
     over_seeds = "a t interval over seeds, differences paired by seed"
     over_tasks = f"a bootstrap {OVER_TASKS}, differences paired by task; it says nothing about another training run"
     if kinds == {OVER_TASKS}:
@@ -192,9 +217,11 @@ def _interval_note(cells: Iterable[Cell]) -> str:
         how = f"{over_seeds}; with one seed {over_tasks}"
     else:
         how = over_seeds
+    all_known = all(value.is_bounded for value in values)
+    nothing = "" if all_known else " One seed of which only the mean over tasks was kept has no interval."
     return (
-        f"A cell is mean ± half-width of the 95 % interval: {how}. Bold is the best, underlined the second, marked "
-        "only where the interval of the difference to every lower cell lies above 0."
+        f"A cell is mean ± half-width of the 95 % interval: {how}.{nothing} Bold is the best, underlined the second, "
+        "marked only where the interval of the difference to every lower cell lies above 0."
     )
 
 
@@ -240,84 +267,3 @@ def _coordinator_notes(rows: Mapping[TableRow, Mapping[int, Run]], domain: str) 
 def _mean(values: Iterable[float]) -> float:
     values = list(values)
     return math.fsum(values) / len(values)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Written forms
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def write_table(table: Table, folder: Path | str, name: str) -> list[Path]:
-    """Write `name`.csv (every number) and `name`.md (to read) into `folder`; returns both paths."""
-    paths = [Path(folder) / f"{name}.csv", Path(folder) / f"{name}.md"]
-    write_atomically(paths[0], as_csv(table))
-    write_atomically(paths[1], as_markdown(table))
-    return paths
-
-
-def as_csv(table: Table) -> str:
-    """One line a cell; means, bounds and differences in the metric's unit (0 to 1), the paper's numbers in percent."""
-    names = "group row method paradigm domain metric mean low high half_width interval n_seeds n_tasks seeds".split()
-    names += [*"mark gain gain_low gain_high".split(), *COUNTS]
-    names += ["paper_percent", "minus_paper_percent"] if table.with_paper_numbers else []
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    for cell in table.cells.values():
-        row, value, gain = cell.row, cell.value, cell.gain
-        line = {"group": row.group, "row": row.label, "method": row.method, "paradigm": row.paradigm}
-        line |= {"domain": cell.domain, "metric": cell.column.metric, "mark": cell.mark}
-        line |= {"mean": value.mean, "low": value.low, "high": value.high, "half_width": value.half_width}
-        line |= {"interval": value.kind, "n_seeds": len(cell.seeds), "seeds": " ".join(map(str, cell.seeds))}
-        line |= {"n_tasks": value.n if value.kind == OVER_TASKS else ""}
-        line |= {"gain": gain.mean, "gain_low": gain.low, "gain_high": gain.high} if gain else {}
-        line |= cell.counts
-        if table.with_paper_numbers:
-            paper = paper_number(cell.domain, cell.column.metric, row.method, row.paradigm)
-            line["paper_percent"] = "" if paper is None else paper
-            line["minus_paper_percent"] = "" if paper is None else 100 * value.mean - paper
-        writer.writerow(line)
-    return text.getvalue()
-
-
-def as_markdown(table: Table) -> str:
-    """The paper's layout: a line a method, a column a metric, the difference to the untrained team beside it."""
-    columns = list(dict.fromkeys((domain, cell.column) for (_, domain, _), cell in table.cells.items()))
-    header = ["", "method"]
-    for _, column in columns:
-        header += [
-            column.title,
-            *(["paper", "minus paper"] if table.with_paper_numbers else []),
-            "minus untrained team",
-        ]
-    lines = [f"# {table.title}", "", table.facts + ".", "", _line(header), _line(["---"] * len(header))]
-    group = ""
-    for row in TABLE1:
-        found = [table.cells.get((row, domain, column.metric)) for domain, column in columns]
-        if not any(found):
-            continue
-        cells = [row.group if row.group != group else "", row.label]
-        group = row.group
-        for cell, (domain, column) in zip(found, columns, strict=True):
-            cells.append(_cell_text(cell) if cell else "not run")
-            if table.with_paper_numbers:
-                paper = paper_number(domain, column.metric, row.method, row.paradigm)
-                cells.append("" if paper is None else f"{paper:.1f}")
-                cells.append("" if paper is None or not cell else f"{100 * cell.value.mean - paper:+.1f}")
-            cells.append(_points(cell.gain, column, signed=True) if cell and cell.gain else "")
-        lines.append(_line(cells))
-    return "\n".join([*lines, "", *(f"{note}\n" for note in table.notes if note)])
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _cell_text(cell: Cell) -> str:
-    text = f"{_points(cell.value, cell.column)} ({len(cell.seeds)} seed{'' if len(cell.seeds) == 1 else 's'})"
-    return {"best": f"**{text}**", "second": f"<u>{text}</u>"}.get(cell.mark, text)
-
-
-def _points(value: Interval, column: Column, signed: bool = False) -> str:
-    sign, digits = "+" if signed else "", 1 if column.scale == 100.0 else 2
-    return f"{column.scale * value.mean:{sign}.{digits}f} ± {column.scale * value.half_width:.{digits}f}"

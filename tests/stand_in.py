@@ -109,6 +109,7 @@ def write_job(
     source: str = "pocket",
     domain: str = "tldr",
     metric: str = "score",
+    more_metrics: Sequence[str] = (),
 ) -> Path:
     """A finished job.
 
@@ -116,16 +117,26 @@ def write_job(
         profile_folder: results/<profile>.
         name: method, paradigm and seed.
         scores: at each iteration, task id -> value.
+        more_metrics: further metrics that get the same values.
     """
     method, paradigm, seed = name
     folder = profile_folder / "jobs" / f"{domain}-{method}-{paradigm}-seed{seed}"
     cell = ("table1", profile_folder.name, domain, method, paradigm, "current", "decay", seed)
     means = [sum(tasks.values()) / len(tasks) for tasks in scores]
+    names = (metric, *more_metrics)
     write_metrics(
-        folder / "metrics.csv", [MetricRow(*cell, at, 100 * at, metric, mean) for at, mean in enumerate(means)]
+        folder / "metrics.csv",
+        [MetricRow(*cell, at, 100 * at, name, mean) for at, mean in enumerate(means) for name in names],
     )
-    rows = [EvaluationRow(task, at, metric, value) for at, tasks in enumerate(scores) for task, value in tasks.items()]
-    write_evaluation(folder / "evaluation.csv", rows)
+    write_evaluation(
+        folder / "evaluation.csv",
+        [
+            EvaluationRow(task, at, name, value)
+            for at, tasks in enumerate(scores)
+            for task, value in tasks.items()
+            for name in names
+        ],
+    )
     write_manifest(
         folder / "manifest.json",
         files=["metrics.csv", "evaluation.csv"],

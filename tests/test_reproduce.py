@@ -98,7 +98,9 @@ def test_a_run_does_every_job_and_ends_with_table_and_figure(place: Workplace, s
     assert place.run() == 0
     assert len(started) == 8
     written = [line.split(" ", 1)[1] for line in capsys.readouterr().out.splitlines() if line.startswith("wrote ")]
-    names = {"table1.csv", "table1.md", "figure2_tldr.png", "figure2_tldr.svg", "figure2_tldr.md"}
+    names = {f"table1.{ending}" for ending in ("csv", "md", "tex", "html")} | {"report.html"}
+    names |= {f"figure2_tldr.{ending}" for ending in ("png", "svg", "md")}
+    names |= {f"scoreboard.{ending}" for ending in ("csv", "md", "html")}
     assert {Path(path).name for path in written} == names
     assert all(Path(path).stat().st_size for path in written)
 
@@ -193,7 +195,7 @@ def test_a_table_that_fails_does_not_hide_the_jobs_that_failed(place: Workplace,
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(reproduce.tables, "write_table", full)
+    monkeypatch.setattr(reproduce.table_formats, "write_table", full)
     monkeypatch.setattr(
         reproduce.jobs, "judge", lambda notebook, folder, code, knobs: "boom" if "madpo-cen" in folder.name else ""
     )
@@ -363,7 +365,7 @@ def test_a_disk_that_fills_up_is_an_error_and_not_a_success(place: Workplace, st
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(reproduce.tables, "write_table", full)
+    monkeypatch.setattr(reproduce.table_formats, "write_table", full)
     assert place.run("--methods", "madpo") == 1
     assert "No space left on device" in capsys.readouterr().err
 
