@@ -13,12 +13,25 @@ from pathlib import Path
 
 from mapl_core.intervals import OVER_SEEDS, OVER_TASKS, Interval, difference, interval
 from mapl_core.results import ResultError, write_atomically
-from mapl_core.runs import Run, TableRow, by_seed, describe_runs, load_rows
+from mapl_core.runs import WITHOUT_TRAINING, Run, TableRow, by_seed, describe_runs, load_rows
 from mapl_core.tables import COLUMNS, TABLE1, UNTRAINED
 
 # Okabe and Ito's palette, told apart under the common forms of colour blindness.
-COLOURS = {"untrained": "#666666", "magrpo": "#009E73", "marlhf": "#0072B2", "madpo": "#D55E00"}
-LINE_STYLES = {"dec-dec": "-", "cen-cen": "--", "dec-cen": ":"}
+COLOURS = {
+    "single_raw": "#AAAAAA",
+    "single_grpo": "#F0E442",
+    "single_ppo": "#CC79A7",
+    "single_dpo": "#8C510A",
+    "untrained": "#666666",
+    "sequential": "#333333",
+    "discussion": "#000000",
+    "magrpo": "#009E73",
+    "collm_cc": "#E69F00",
+    "collm_dc": "#56B4E9",
+    "marlhf": "#0072B2",
+    "madpo": "#D55E00",
+}
+LINE_STYLES = {"dec-dec": "-", "cen-cen": "--", "dec-cen": ":", "single": "-."}
 DOMAIN_NAMES = {"tldr": "TLDR", "coophe": "CoopHE", "bfcl": "BFCL"}
 
 
@@ -54,13 +67,14 @@ def figure2(
     """
     rows = load_rows(profile_folder, domain, TABLE1, leave_out)
     column = COLUMNS[domain][0]
-    trained = {row: runs for row, runs in rows.items() if row != UNTRAINED}
+    trained = {row: runs for row, runs in rows.items() if row.method not in WITHOUT_TRAINING}
     if not trained:
         raise ResultError(f"no finished {domain} training job of figure2 in {profile_folder}; run ./reproduce.sh first")
     curves = tuple(curve(row, runs, column.metric) for row, runs in trained.items())
     untrained = interval(by_seed(rows[UNTRAINED], column.metric)) if UNTRAINED in rows else None
     title = f"{DOMAIN_NAMES[domain]}, {column.metric} over training - {profile}, {describe_runs(trained)}"
-    caption = f"{finding(rows, column.metric)} {_band_note(curves)}"
+    compared = trained | {row: runs for row, runs in rows.items() if row == UNTRAINED}
+    caption = f"{finding(compared, column.metric)} {_band_note(curves)}"
     alt_text = describe(curves, untrained, DOMAIN_NAMES[domain], column.metric)
     paths = _draw(curves, untrained, title, column.title, alt_text, Path(folder) / f"figure2_{domain}")
     words = f"# Figure 2, {DOMAIN_NAMES[domain]}\n\n![{alt_text}]({paths[0].name})\n\n{title}. {caption}\n"

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from mapl_core import jobs, tables
-from mapl_core.grid import DOMAIN_NOTEBOOKS, NOTEBOOK_FOLDER, Job, Request, UsageError, catalogue, jobs_below, parse
+from mapl_core.grid import BASELINES_NOTEBOOK, NOTEBOOK_FOLDER, Job, Request, UsageError, catalogue, jobs_below, parse
 from mapl_core.results import MANIFEST_FILE, ResultError, as_plain, check_writable, folder_lock, verify_job
+from mapl_core.runs import WITHOUT_TRAINING
 
 MEMORY_KNOBS = ("micro_batch_tokens", "cached_tokens", "samples_per_task")
 CELL_MINUTES = 24 * 60  # the longest job is meant to fit into a day
@@ -56,6 +57,7 @@ class PlannedJob:
     def parameters(self) -> dict[str, Any]:
         job = self.job
         values = {"PROFILE": self.profile, "METHOD": job.method, "PARADIGM": job.paradigm, "SEED": job.seed}
+        values |= {"DOMAIN": job.domain} if job.notebook == BASELINES_NOTEBOOK else {}
         return values | {"OUTPUT_DIR": str(self.folder)}
 
 
@@ -116,7 +118,7 @@ def _default_workers(profile: Any, wanted: Sequence[Job]) -> int:
 
 def _plan_job(job: Job, profile: Any, request: Request, folder: Path, notebook_folder: Path) -> PlannedJob:
     config = _config(profile, job)
-    notebook, job_folder = notebook_folder / DOMAIN_NOTEBOOKS[job.domain], folder / "jobs" / job.name
+    notebook, job_folder = notebook_folder / job.notebook, folder / "jobs" / job.name
     state, afresh = _state(notebook, job_folder)
     if request.force and job_folder.exists():
         state, afresh = f"{AGAIN} (--force)", True
@@ -151,7 +153,7 @@ def _outdated(profile: Any, folder: Path, notebook_folder: Path) -> dict[str, st
     found = {}
     for job in jobs_below(folder):
         try:
-            made_with = jobs.check_done(notebook_folder / DOMAIN_NOTEBOOKS[job.domain], folder / "jobs" / job.name)
+            made_with = jobs.check_done(notebook_folder / job.notebook, folder / "jobs" / job.name)
         except ResultError:
             continue
         config = _config(profile, job)
@@ -279,7 +281,7 @@ def write_experiments(request: Request, plan: Plan) -> list[Path]:
     if "table1" in request.experiments:
         table = tables.table1(plan.folder, plan.profile_name, leave_out=plan.outdated)
         written += tables.write_table(table, plan.folder / "tables", "table1")
-    trained = dict.fromkeys(planned.job.domain for planned in plan.jobs if planned.job.method != "untrained")
+    trained = dict.fromkeys(entry.job.domain for entry in plan.jobs if entry.job.method not in WITHOUT_TRAINING)
     if "figure2" in request.experiments and trained:
         from mapl_core import figures
 
