@@ -16,6 +16,7 @@ import random
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from mapl_core.updates import Averages, RewardFunction, TeamOptimizer, group_met
 
 if TYPE_CHECKING:
     from transformers import Trainer
+
+Episode = tuple[Task, int]  # a task and which of its samples
 
 # What TRL logs, by the names that the project's own losses give to the same quantities.
 DPO_METRICS = {
@@ -53,96 +56,113 @@ GRPO_METRICS = {
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-class SequentialTeam(JointPolicy):
+class TestTimeTeam(JointPolicy):
+    """Agents that read each other, on the random numbers of a parallel team: equal prompts get equal answers."""
+
+    def _answers(
+        self,
+        agent: int,
+        episodes: Sequence[Episode],
+        prompts: Sequence[str],
+        turn: int,
+        stream: Stream,
+        temperature: float | None,
+    ) -> list[Response]:
+        """What one agent writes in every episode, from its prompts."""
+        member = self.members[agent]
+        settings = member.settings if temperature is None else replace(member.settings, temperature=temperature)
+        ids = {
+            (text, task.id): self.encode(member, text, task) for text, (task, _) in zip(prompts, episodes, strict=True)
+        }
+        return self._respond(
+            member,
+            [ids[text, task.id] for text, (task, _) in zip(prompts, episodes, strict=True)],
+            [self.domain.skeleton(agent, task) for task, _ in episodes],
+            [f"{task.id}/turn{turn}/sample{sample}" for task, sample in episodes],
+            settings,
+            stream.for_agent(agent),
+            member.adapter,
+        )
+
+    def _scored(
+        self, task: Task, actions: Sequence[tuple[Response, ...]], texts: Sequence[Sequence[str]]
+    ) -> Trajectory:
+        """The trajectory of one answer of one or more turns: the oracle is given the last one, the others earn 0."""
+        reward, earlier = self.domain.reward(list(texts[-1]), task), len(actions) - 1
+        rewards, parts = (0.0,) * earlier + (reward.total,), ({},) * earlier + (reward.parts,)
+        return Trajectory(task.id, tuple(actions), tuple(map(tuple, texts)), rewards, parts)
+
+
+class SequentialTeam(TestTimeTeam):
     """Agents that answer one after another: agent i reads its own prompt and the answers of agents 0 .. i - 1."""
 
-    def sample(self, tasks: Sequence[Task], samples: int, stream: Stream) -> list[list[Trajectory]]:
-        """Play every task `samples` times, on the random numbers of a parallel team: its agent 0 writes the same.
+    def sample(
+        self, tasks: Sequence[Task], samples: int, stream: Stream, *, temperature: float | None = None
+    ) -> list[list[Trajectory]]:
+        """Play every task `samples` times; agent 0 writes what it would write in a parallel team.
 
         Returns:
             For each task the list of its trajectories of one turn.
         """
-        episodes = [task for task in tasks for _ in range(samples)]
+        episodes = [(task, sample) for task in tasks for sample in range(samples)]
         columns: list[list[Response]] = []
         parts: list[list[str]] = [[] for _ in episodes]
         for agent in range(self.domain.num_agents):
-            prompts = [self.domain.sequential_prompt(agent, *episode) for episode in zip(episodes, parts, strict=True)]
-            columns.append(_write(self, agent, prompts, _keys(tasks, samples, 0), stream))
+            prompts = [
+                self.domain.sequential_prompt(agent, task, earlier)
+                for (task, _), earlier in zip(episodes, parts, strict=True)
+            ]
+            columns.append(self._answers(agent, episodes, prompts, 0, stream, temperature))
             for own, response in zip(parts, columns[-1], strict=True):
                 # A text in a coordinator's form is read as one; without the agent's tag all of it is the agent's part.
                 own.append(self.domain.split_joint(response.text)[agent] or response.text)
         played = [
-            _scored(self, task, (acted,), (tuple(texts),))
-            for task, acted, texts in zip(episodes, zip(*columns, strict=True), parts, strict=True)
+            self._scored(task, [acted], [texts])
+            for (task, _), acted, texts in zip(episodes, zip(*columns, strict=True), parts, strict=True)
         ]
-        return _grouped(played, samples)
+        return [played[start : start + samples] for start in range(0, len(played), samples)]
 
 
-class DiscussionTeam(JointPolicy):
+class DiscussionTeam(TestTimeTeam):
     """Agents that exchange drafts once: everyone reads the others' drafts and its own, then writes the final answer."""
 
-    def sample(self, tasks: Sequence[Task], samples: int, stream: Stream) -> list[list[Trajectory]]:
-        """Play every task `samples` times; the drafts are the answers that a parallel team would give.
+    def sample(
+        self, tasks: Sequence[Task], samples: int, stream: Stream, *, temperature: float | None = None
+    ) -> list[list[Trajectory]]:
+        """Play every task `samples` times; the drafts are what a parallel team would answer.
 
         Returns:
-            For each task the list of its trajectories of two turns, drafts and revisions. The environment is given the
-            revisions alone, so drafts have reward 0.
+            For each task the list of its trajectories of two turns, drafts and revisions.
         """
-        episodes = [task for task in tasks for _ in range(samples)]
-        first = [self.domain.prompts(task) for task in episodes]
-        drafts = self._turn(first, _keys(tasks, samples, 0), stream)
-        texts = [tuple(response.text for response in acted) for acted in drafts]
-        second = [self.domain.discussion_prompts(*episode) for episode in zip(episodes, texts, strict=True)]
-        revised = self._turn(second, _keys(tasks, samples, 1), stream)
+        episodes = [(task, sample) for task in tasks for sample in range(samples)]
+        asked = [self.domain.prompts(task) for task, _ in episodes]
+        drafts = self._turn(episodes, asked, 0, stream, temperature)
+        texts = [[response.text for response in acted] for acted in drafts]
+        asked = [self.domain.discussion_prompts(task, own) for (task, _), own in zip(episodes, texts, strict=True)]
+        finals = self._turn(episodes, asked, 1, stream, temperature)
         played = [
-            _scored(self, task, (draft, final), (text, tuple(response.text for response in final)))
-            for task, draft, final, text in zip(episodes, drafts, revised, texts, strict=True)
+            self._scored(task, [draft, final], [text, [response.text for response in final]])
+            for (task, _), draft, final, text in zip(episodes, drafts, finals, texts, strict=True)
         ]
-        return _grouped(played, samples)
+        return [played[start : start + samples] for start in range(0, len(played), samples)]
 
     def _turn(
-        self, prompts: Sequence[Sequence[str]], keys: Sequence[str], stream: Stream
+        self,
+        episodes: Sequence[Episode],
+        prompts: Sequence[Sequence[str]],
+        turn: int,
+        stream: Stream,
+        temperature: float | None,
     ) -> list[tuple[Response, ...]]:
         """What all agents write in every episode, from their [episode][agent] prompts."""
         columns = [
-            _write(self, agent, [texts[agent] for texts in prompts], keys, stream)
+            self._answers(agent, episodes, [texts[agent] for texts in prompts], turn, stream, temperature)
             for agent in range(self.domain.num_agents)
         ]
         return list(zip(*columns, strict=True))
 
 
 TEST_TIME_TEAMS = {"sequential": SequentialTeam, "discussion": DiscussionTeam}
-
-
-def _keys(tasks: Sequence[Task], samples: int, turn: int) -> list[str]:
-    """Keys of the random numbers of every episode, those of `JointPolicy.sample`."""
-    return [f"{task.id}/turn{turn}/sample{sample}" for task in tasks for sample in range(samples)]
-
-
-def _write(
-    team: JointPolicy, agent: int, prompts: Sequence[str], keys: Sequence[str], stream: Stream
-) -> list[Response]:
-    """One response of an agent to every prompt."""
-    member = team.members[agent]
-    encoded: dict[str, tuple[int, ...]] = {}  # the samples of a task often share their prompt
-    for text in prompts:
-        if text not in encoded:
-            encoded[text] = team.encode(member, text)
-    ids = [encoded[text] for text in prompts]
-    return team.respond(member, ids, keys, member.settings, stream.for_agent(agent), member.adapter)
-
-
-def _scored(
-    team: JointPolicy, task: Task, actions: tuple[tuple[Response, ...], ...], responses: tuple[tuple[str, ...], ...]
-) -> Trajectory:
-    """The trajectory of one answer: the oracle scores the texts of the last turn, as a parallel team's."""
-    reward, earlier = team.domain.reward(list(responses[-1]), task), len(actions) - 1
-    rewards, parts = (0.0,) * earlier + (reward.total,), ({},) * earlier + (reward.parts,)
-    return Trajectory(task.id, actions, responses, rewards, parts)
-
-
-def _grouped(played: list[Trajectory], samples: int) -> list[list[Trajectory]]:
-    return [played[start : start + samples] for start in range(0, len(played), samples)]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -190,6 +210,7 @@ def update_grpo(
         return {
             "prompt_ids": [list(answer.prompt_ids) for answer in answers],
             "completion_ids": [list(answer.token_ids) for answer in answers],
+            "env_mask": [scored_tokens(answer) for answer in answers],
             "logprobs": None,  # of the sampler; TRL takes its own, as the weights are the same
             "training_reward": returns.tolist(),
         }
@@ -200,7 +221,8 @@ def update_grpo(
     base, limit = policy.members[0].base, policy.members[0].settings.max_new_tokens
     # TRL leaves an incomplete last batch out; batches of one size keep the budget that of the other methods.
     rows = largest_divisor(len(tasks), at_most=config.batch_size) * config.num_generations
-    longest = limit + max(len(policy.encode(policy.members[0], policy.domain.single_prompt(task))) for task in tasks)
+    prompts = [policy.encode(policy.members[0], policy.domain.single_prompt(task), task) for task in tasks]
+    longest = limit + max(map(len, prompts))
     per_pass = largest_divisor(rows, at_most=max(1, config.micro_batch_tokens // longest))
     with _trl_settings(stream, config) as common:
         arguments = GRPOConfig(
@@ -245,6 +267,7 @@ def update_dpo(
     """
     from datasets import Dataset
     from trl import DPOConfig, DPOTrainer
+    from trl.trainer.dpo_trainer import DataCollatorForPreference
 
     class PairTrainer(DPOTrainer):
         def _prepare_dataset(self, dataset: Dataset, *_: Any) -> Dataset:
@@ -252,10 +275,22 @@ def update_dpo(
 
     def row(pair: PreferencePair) -> dict[str, list[int]]:
         winner, loser = pair.winner.actions[0][0], pair.loser.actions[0][0]
-        ids = (winner.prompt_ids, winner.token_ids, loser.token_ids)
-        return dict(zip(("prompt_ids", "chosen_ids", "rejected_ids"), map(list, ids), strict=True))
+        ids = {"prompt_ids": winner.prompt_ids, "chosen_ids": winner.token_ids, "rejected_ids": loser.token_ids}
+        scored = {"chosen_scored": scored_tokens(winner), "rejected_scored": scored_tokens(loser)}
+        return {name: list(values) for name, values in (ids | scored).items()}
 
     base, rows = policy.members[0].base, [row(pair) for pair in pairs]
+    padded = DataCollatorForPreference(pad_token_id=base.tokenizer.pad_token_id)
+
+    def collate(examples: Sequence[Mapping[str, list[int]]]) -> dict[str, torch.Tensor]:
+        """TRL's batch, winners before losers, without the tokens that decoding forced."""
+        batch = padded(list(examples))
+        masks = [example[f"{side}_scored"] for side in ("chosen", "rejected") for example in examples]
+        for number, (scored, example) in enumerate(zip(masks, [*examples, *examples], strict=True)):
+            start = len(example["prompt_ids"])
+            batch["completion_mask"][number, start : start + len(scored)] = torch.tensor(scored)
+        return batch
+
     longest = max(len(r["prompt_ids"]) + max(len(r["chosen_ids"]), len(r["rejected_ids"])) for r in rows)
     per_pass = largest_divisor(config.batch_size, at_most=max(1, config.micro_batch_tokens // (2 * longest)))
     with _trl_settings(stream, config) as common:
@@ -268,6 +303,7 @@ def update_dpo(
             label_smoothing=config.label_smoothing,
             max_length=None,
             disable_dropout=True,
+            remove_unused_columns=False,  # the collator reads them
         )
         # Given an adapter without a reference model, TRL would copy the adapter as it is now: the reference would move
         # from iteration to iteration. Without either, it takes the base with the adapter off.
@@ -275,6 +311,7 @@ def update_dpo(
             base.model,
             torch.nn.Identity(),
             arguments,
+            data_collator=collate,
             train_dataset=Dataset.from_list(rows),
             processing_class=base.tokenizer,
             optimizers=(optimizer.optimizers[0], None),
@@ -282,6 +319,12 @@ def update_dpo(
         trainer.ref_model = None
         logged = _train(trainer, policy)
     return _renamed(logged, DPO_METRICS) | {"samples": float(2 * len(pairs) * config.epochs)}
+
+
+def scored_tokens(answer: Response) -> list[int]:
+    """1 for each token that log-probabilities count, 0 for those that constrained decoding forced."""
+    forced = set(answer.forced)
+    return [int(position not in forced) for position in range(len(answer.token_ids))]
 
 
 def largest_divisor(number: int, *, at_most: int) -> int:

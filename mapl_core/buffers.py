@@ -27,12 +27,14 @@ class Response:
         token_ids: the sampled ids as sampled, end-of-sequence included when it was written.
         text: the decoded answer without special tokens.
         truncated: the token limit ended the answer, so `token_ids` has no end-of-sequence.
+        forced: positions in `token_ids` that constrained decoding left no choice about; no log-probability counts them.
     """
 
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     text: str
     truncated: bool
+    forced: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and values that JSON can hold; `from_dict` gives back an equal response."""
@@ -41,11 +43,13 @@ class Response:
             "token_ids": [int(token) for token in self.token_ids],
             "text": self.text,
             "truncated": bool(self.truncated),
+            "forced": list(self.forced),
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Response:
-        return cls(tuple(data["prompt_ids"]), tuple(data["token_ids"]), data["text"], data["truncated"])
+        ids = (tuple(data[name]) for name in ("prompt_ids", "token_ids"))
+        return cls(*ids, data["text"], data["truncated"], tuple(data["forced"]))
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,12 @@ from torch import Tensor
 
 from mapl_core.adapters import AdaptedModel, AdapterState
 from mapl_core.buffers import Response, Trajectory
-from mapl_core.domains.base import Domain, Task, Turn
+from mapl_core.domains.base import Domain, Skeleton, Task, Turn
 from mapl_core.rewards import Reward
 from mapl_core.sampling import SamplingSettings, sample_responses
 from mapl_core.scoring import Item, accumulate_logprob_gradients, graph_logprobs, response_logprobs
 from mapl_core.seeding import Stream
+from mapl_core.structured import encode_answer
 from mapl_core.tokens import decode_response, encode_prompt, encode_response
 
 Structure = Literal["dec", "cen", "single"]
@@ -139,10 +140,12 @@ class JointPolicy:
                 if temperature is not None:
                     settings = replace(settings, temperature=temperature)
                 prompts = [prompt_ids[index] for prompt_ids in observed]
+                skeletons = [self._skeleton(index, task, joint_view) for task, _ in episodes]
                 columns.append(
-                    self.respond(
+                    self._respond(
                         member,
                         prompts,
+                        skeletons,
                         keys,
                         settings,
                         stream.for_agent(index),
@@ -186,7 +189,7 @@ class JointPolicy:
                 texts = [self.domain.coordinator_prompt(task, histories[index])] * len(self.members)
             else:
                 texts = self.domain.prompts(task, histories[index])
-            observed.append([self.encode(member, text) for member, text in zip(self.members, texts, strict=True)])
+            observed.append([self.encode(member, text, task) for member, text in zip(self.members, texts, strict=True)])
         return observed
 
     def _shared_prompt(self, task: Task, history: Sequence[Turn]) -> str:
@@ -195,10 +198,11 @@ class JointPolicy:
             return self.domain.single_prompt(task)
         return self.domain.coordinator_prompt(task, history)
 
-    def respond(
+    def _respond(
         self,
         member: Member,
         prompts: Sequence[tuple[int, ...]],
+        skeletons: Sequence[Skeleton | None],
         keys: Sequence[str],
         settings: SamplingSettings,
         stream: Stream,
@@ -229,11 +233,17 @@ class JointPolicy:
                 samples=count,
                 settings=settings,
                 max_cached_tokens=self.budget.cached_tokens,
+                skeletons=[skeletons[first] for first, _ in runs],
             )
             for row, sample in zip(rows, (sample for group in drawn for sample in group), strict=True):
                 text = decode_response(member.base.tokenizer, sample.token_ids)
-                responses[row] = Response(prompts[row], sample.token_ids, text, sample.truncated)
+                responses[row] = Response(prompts[row], sample.token_ids, text, sample.truncated, sample.forced)
         return responses
+
+    def _skeleton(self, index: int, task: Task, joint_view: bool = False) -> Skeleton | None:
+        if self.one_writer or joint_view:
+            return self.domain.coordinator_skeleton(task)
+        return self.domain.skeleton(index, task)
 
     def _agent_texts(self, written: Sequence[str], joint_view: bool) -> list[str]:
         if self.one_writer:
@@ -246,8 +256,9 @@ class JointPolicy:
         """The same joint answer as actions of this policy, under its own prompts.
 
         A comparator's texts come from elsewhere (a coordinator, another tokenizer): each is encoded once with the
-        reader's tokenizer and closed with its end of sequence. In Dec-Cen this is how the comparator's text for agent i
-        is scored under agent i's own local prompt.
+        reader's tokenizer and closed with its end of sequence; where the reader's answers have a skeleton and the text
+        follows it, the fixed tokens are marked as forced. In Dec-Cen this is how the comparator's text for agent i is
+        scored under agent i's own local prompt.
         """
         actions, history = [], []
         for texts, reward, parts in zip(trajectory.responses, trajectory.rewards, trajectory.parts, strict=True):
@@ -255,20 +266,19 @@ class JointPolicy:
                 prompts, written = [self._shared_prompt(task, history)], [self.domain.join(texts)]
             else:
                 prompts, written = self.domain.prompts(task, history), list(texts)
+            skeletons = [self._skeleton(index, task) for index in range(len(self.members))]
             actions.append(
                 tuple(
-                    Response(
-                        self.encode(member, prompt), tuple(encode_response(member.base.tokenizer, text)), text, False
-                    )
-                    for member, prompt, text in zip(self.members, prompts, written, strict=True)
+                    _read(member, self.encode(member, prompt, task), text, skeleton)
+                    for member, prompt, text, skeleton in zip(self.members, prompts, written, skeletons, strict=True)
                 )
             )
             history.append(Turn(tuple(texts), Reward(reward, dict(parts))))
         return replace(trajectory, actions=tuple(actions))
 
-    def encode(self, member: Member, prompt: str) -> tuple[int, ...]:
-        """Token ids of a prompt, as the member's model reads it."""
-        return tuple(encode_prompt(member.base.tokenizer, prompt, self.prompt_form))
+    def encode(self, member: Member, prompt: str, task: Task) -> tuple[int, ...]:
+        """Token ids of a prompt of this task, as the member's model reads it."""
+        return tuple(encode_prompt(member.base.tokenizer, prompt, self.prompt_form, self.domain.system_message(task)))
 
     # ------------------------------------------------------------------ scoring
 
@@ -340,13 +350,17 @@ class JointPolicy:
 
     @staticmethod
     def _items(trajectories: Sequence[Trajectory], index: int) -> list[Item]:
-        return [(turn[index].prompt_ids, turn[index].token_ids) for t in trajectories for turn in t.actions]
+        actions = [turn[index] for trajectory in trajectories for turn in trajectory.actions]
+        return [Item(action.prompt_ids, action.token_ids, action.forced) for action in actions]
 
     def lengths(self, trajectories: Sequence[Trajectory]) -> Tensor:
-        """(B, policies, H) numbers of response tokens."""
+        """(B, policies, H) numbers of response tokens that log-probabilities count."""
         return torch.tensor(
             [
-                [[len(turn[index].token_ids) for turn in trajectory.actions] for index in range(len(self.members))]
+                [
+                    [len(turn[index].token_ids) - len(turn[index].forced) for turn in trajectory.actions]
+                    for index in range(len(self.members))
+                ]
                 for trajectory in trajectories
             ]
         )
@@ -383,3 +397,12 @@ class JointPolicy:
     def load(self, folder: Path) -> None:
         for member in self.members:
             member.base.load(member.adapter, folder)
+
+
+def _read(member: Member, prompt_ids: tuple[int, ...], text: str, skeleton: Skeleton | None) -> Response:
+    """A text from elsewhere as a response of this policy."""
+    tokenizer = member.base.tokenizer
+    following = skeleton and encode_answer(text, skeleton, tokenizer)
+    if following:
+        return Response(prompt_ids, tuple(following[0]), text, False, tuple(following[1]))
+    return Response(prompt_ids, tuple(encode_response(tokenizer, text)), text, False)

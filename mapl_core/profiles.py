@@ -48,6 +48,7 @@ class RunConfig:
     train_tasks: int = 32
     eval_tasks: int = 32
     eval_samples: int = 4  # joint responses for each evaluation task
+    eval_temperature: float | None = None  # None: as in training; 0 is greedy
     domain_options: dict = field(default_factory=dict)  # for the domain, such as {"num_agents": 3}
     agent_models: list[str] = field(default_factory=list)  # one for all agents, or one each (heterogeneous team)
     central_model: str = ""  # of about the agents' joint size: coordinator, single agent, and comparator of Dec-Cen
@@ -250,6 +251,14 @@ class RunConfig:
         require(
             self.temperature > 0 or not self.trains,
             "temperature is 0: greedy samples of a task are all equal, so nothing can be compared; raise it",
+        )
+        require(
+            self.eval_temperature is None or self.eval_temperature >= 0,
+            f"eval_temperature is {self.eval_temperature}; it must be at least 0, or null for that of training",
+        )
+        require(
+            self.eval_temperature != 0 or self.eval_samples == 1,
+            f"eval_temperature is 0 and eval_samples is {self.eval_samples}: greedy answers are all equal; set it to 1",
         )
         require(0 < self.top_p <= 1, f"top_p is {self.top_p}; it must lie in (0, 1]")
         require(

@@ -68,7 +68,7 @@ class RewardModel:
             history.append(Turn(tuple(texts), Reward(reward, dict(components))))
         shared, parts = self._fit(shared, parts, roles)
         closing = (self.tokenizer.eos_token_id,)
-        return shared, tuple(token for part in parts for token in part) + closing
+        return Item(shared, tuple(token for part in parts for token in part) + closing)
 
     def _encode(self, text: str) -> Ids:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))

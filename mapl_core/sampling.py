@@ -18,7 +18,9 @@ from torch import Tensor
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
 from mapl_core.adapters import AdaptedModel
+from mapl_core.domains.base import Skeleton
 from mapl_core.scoring import Ids
+from mapl_core.structured import SkeletonState, SkeletonTokens, constrain
 
 HEAD = 256  # candidates examined first for top-p; a row whose head holds less than top_p is looked at in more
 
@@ -52,10 +54,14 @@ class SamplingSettings:
 
 @dataclass(frozen=True)
 class Sample:
-    """Sampled ids, the end-of-sequence id included where the model wrote one, and whether the limit cut them off."""
+    """Sampled ids, the end-of-sequence id included where the model wrote one, and whether the limit cut them off.
+
+    `forced` are the positions of ids that a skeleton left no choice about.
+    """
 
     token_ids: Ids
     truncated: bool
+    forced: Ids = ()
 
 
 class Decoder(Protocol):
@@ -134,6 +140,7 @@ def sample_responses(
     samples: int,
     settings: SamplingSettings,
     max_cached_tokens: int,
+    skeletons: Sequence[Skeleton | None] | None = None,
     decoder: type[Decoder] | None = None,
 ) -> list[list[Sample]]:
     """Sample `samples` responses for every prompt.
@@ -145,11 +152,24 @@ def sample_responses(
         samples: m (or G) responses for each prompt.
         max_cached_tokens: bound on the tokens held in the key-value cache of one decoding batch: each prompt once, and
             max_new_tokens for each of its samples.
+        skeletons: the fixed text of the answers to each prompt, None where there is none (see `structured`).
         decoder: the decoder class; by default the direct one where it knows the architecture.
 
     Returns:
         For each prompt the list of its samples.
+
+    Raises:
+        ValueError: if `max_new_tokens` cannot hold the longest answer of a skeleton.
     """
+    fixed = [
+        skeleton and SkeletonTokens.of(skeleton, adapted.tokenizer) for skeleton in skeletons or [None] * len(prompts)
+    ]
+    longest = max((tokens.longest for tokens in fixed if tokens), default=0)
+    if longest > settings.max_new_tokens:
+        raise ValueError(
+            f"max_new_tokens is {settings.max_new_tokens}, and an answer with its fixed text takes up to {longest} "
+            "tokens; raise it, or switch the domain's option `structured` off"
+        )
     decoder = decoder or (DirectDecoder if DirectDecoder.supports(adapted) else TransformersDecoder)
     results: list[list[Sample]] = [[] for _ in prompts]
     weights = decoder.prepare(adapted, adapter)
@@ -160,13 +180,13 @@ def sample_responses(
         for sample in range(samples):
             cost = settings.max_new_tokens + (len(prompts[index]) if not batch or batch[-1][0] != index else 0)
             if batch and held + cost > max_cached_tokens:
-                _decode(decoder(weights, prompts, batch), batch, uniforms, samples, settings, adapted, results)
+                _decode(decoder(weights, prompts, batch), batch, uniforms, samples, settings, adapted, fixed, results)
                 batch, held = [], 0
                 cost = settings.max_new_tokens + len(prompts[index])
             batch.append((index, sample))
             held += cost
     if batch:
-        _decode(decoder(weights, prompts, batch), batch, uniforms, samples, settings, adapted, results)
+        _decode(decoder(weights, prompts, batch), batch, uniforms, samples, settings, adapted, fixed, results)
     return results
 
 
@@ -177,6 +197,7 @@ def _decode(
     samples: int,
     settings: SamplingSettings,
     adapted: AdaptedModel,
+    fixed: Sequence[SkeletonTokens | None],
     results: list[list[Sample]],
 ) -> None:
     """The decoding loop of one batch. A row that ends is set aside at once and leaves the batch soon after."""
@@ -191,11 +212,18 @@ def _decode(
     lengths = torch.full((len(batch),), settings.max_new_tokens)
     ended = torch.zeros(len(batch), dtype=torch.bool)
     rows = torch.arange(len(batch))  # which of the batch's rows the decoder still holds
+    states = [fixed[prompt] and SkeletonState(fixed[prompt]) for prompt, _ in batch]
+    constrained = any(states)
     for step in range(settings.max_new_tokens):
+        if constrained:
+            logits = constrain(logits, [None if ended[row] else states[row] for row in rows])
         tokens = choose_tokens(
             logits, draws[rows, step], temperature=settings.temperature, top_p=settings.top_p, top_k=settings.top_k
         )
         written[rows, step] = tokens.cpu()
+        for row, token in zip(rows.tolist(), tokens.tolist(), strict=True) if constrained else ():
+            if states[row] and not ended[row]:
+                states[row].advance(token)
         stops = torch.isin(tokens, stop).cpu() & ~ended[rows]
         ended[rows[stops]] = True
         lengths[rows[stops]] = step + 1
@@ -210,7 +238,8 @@ def _decode(
         logits = decoder.step(tokens)
     by_row = {}
     for row, (prompt, sample) in enumerate(batch):
-        by_row[prompt, sample] = Sample(tuple(written[row, : lengths[row]].tolist()), truncated=not bool(ended[row]))
+        forced = tuple(states[row].forced_positions) if states[row] else ()
+        by_row[prompt, sample] = Sample(tuple(written[row, : lengths[row]].tolist()), not bool(ended[row]), forced)
     for prompt, sample in sorted(by_row):
         results[prompt].append(by_row[prompt, sample])
 

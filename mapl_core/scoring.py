@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,18 +24,30 @@ from mapl_core.losses import exact_kl
 from mapl_core.seeding import Stream
 
 Ids = tuple[int, ...]
-Item = tuple[Ids, Ids]  # (prompt ids, response ids)
+
+
+class Item(NamedTuple):
+    """What is scored: a response behind a prompt, and the positions of its forced tokens, which are not."""
+
+    prompt: Ids
+    response: Ids
+    forced: Ids = ()
+
 
 LOGITS_HELD = 2**26  # logits in memory at a time, 256 MiB in float32
 
 
 @dataclass(frozen=True)
 class PackedRow:
-    """One prompt with some of its responses; `members` are the indices of those responses among the distinct items."""
+    """One prompt with some of its responses, as indices among the distinct items (`members`) and as these items."""
 
     prompt: Ids
-    responses: tuple[Ids, ...]
+    items: tuple[Item, ...]
     members: tuple[int, ...]
+
+    @property
+    def responses(self) -> list[Ids]:
+        return [item.response for item in self.items]
 
     @property
     def length(self) -> int:
@@ -47,11 +60,11 @@ def pack_rows(items: Sequence[Item], *, max_tokens: int, share_prompts: bool) ->
     A single response longer than `max_tokens` gets a micro-batch of its own.
     """
     by_prompt: dict[Ids, list[int]] = {}
-    for index, (prompt, _) in enumerate(items):
-        by_prompt.setdefault(prompt, []).append(index)
+    for index, item in enumerate(items):
+        by_prompt.setdefault(item.prompt, []).append(index)
 
     def row(prompt: Ids, taken: list[int]) -> PackedRow:
-        return PackedRow(prompt, tuple(items[index][1] for index in taken), tuple(taken))
+        return PackedRow(prompt, tuple(items[index] for index in taken), tuple(taken))
 
     def fits(rows: list[PackedRow]) -> bool:
         return padded_tokens(rows, shared=share_prompts) <= max_tokens
@@ -59,7 +72,7 @@ def pack_rows(items: Sequence[Item], *, max_tokens: int, share_prompts: bool) ->
     rows: list[PackedRow] = []
     for prompt, indices in by_prompt.items():
         taken: list[int] = []
-        for index in sorted(indices, key=lambda index: len(items[index][1])):  # like lengths waste little padding
+        for index in sorted(indices, key=lambda index: len(items[index].response)):  # like lengths waste little padding
             if taken and not (share_prompts and fits([row(prompt, [*taken, index])])):
                 rows.append(row(prompt, taken))
                 taken = []
@@ -91,7 +104,7 @@ class PackedBatch:
     Attributes:
         inputs: what the backbone is given: `input_ids` and `position_ids`, and which tokens see which: the `packing` of
             one flat sequence, or the `attention_mask` of right-padded rows that hold one response each.
-        predictors: flat positions whose hidden state predicts a response token, (tokens,).
+        predictors: flat positions whose hidden state predicts a response token that is not forced, (tokens,).
         targets: those response tokens, (tokens,).
         owners: for each of them, the index of its response within the batch, (tokens,).
         last: flat position of the last token of each response (of its prompt, where a response is empty), (responses,).
@@ -122,16 +135,18 @@ def build_batch(rows: Sequence[PackedRow], *, shared: bool, pad_id: int, device:
         prompts.append(range(start, start + length))
         tokens += row.prompt
         positions += range(length)
-        for response, member in zip(row.responses, row.members, strict=True):
+        for (_, response, forced), member in zip(row.items, row.members, strict=True):
             own = range(len(tokens), len(tokens) + len(response))
             if response:
                 responses.append(own)
                 parents.append(number)
-                predictors += [start + length - 1, *own[:-1]]
+            before = [start + length - 1, *own[:-1]]
+            chosen = sorted(set(range(len(response))).difference(forced))
+            predictors += [before[place] for place in chosen]
+            targets += [response[place] for place in chosen]
+            owners += [len(members)] * len(chosen)
             tokens += response
             positions += range(length, length + len(response))
-            targets += response
-            owners += [len(members)] * len(response)
             last.append(own[-1] if response else start + length - 1)
             members.append(member)
         if not shared:
@@ -160,13 +175,13 @@ def build_batch(rows: Sequence[PackedRow], *, shared: bool, pad_id: int, device:
 def _distinct(items: Sequence[Item]) -> tuple[list[Item], list[int]]:
     """The distinct items in order of first appearance, and for each given item the index of its twin among them."""
     position: dict[Item, int] = {}
-    where = [position.setdefault(item, len(position)) for item in items]
+    where = [position.setdefault(Item(*item), len(position)) for item in items]
     return list(position), where
 
 
 def _packed(adapted: AdaptedModel, items: Sequence[Item], max_tokens: int) -> list[list[PackedRow]]:
-    for prompt, _ in items:
-        if not prompt:
+    for item in items:
+        if not item.prompt:
             raise ValueError("a prompt has no tokens; the first response token would have nothing that predicts it")
     return pack_rows(items, max_tokens=max_tokens, share_prompts=adapted.shares_prompts)
 
@@ -240,11 +255,12 @@ def _per_response(batch: PackedBatch, of_tokens: Tensor) -> Tensor:
 def response_logprobs(
     adapted: AdaptedModel, adapter: str | None, items: Sequence[Item], *, max_tokens: int, temperature: float = 1.0
 ) -> Tensor:
-    """log pi(response given prompt), summed over all response tokens, the end-of-sequence token included.
+    """log pi(response given prompt), summed over all response tokens that are not forced, end of sequence included.
 
     Args:
         adapted, adapter: the policy; `adapter=None` is the reference policy (adapters off).
-        items: (prompt ids, response ids) pairs. An empty response has log-probability 0.
+        items: prompt and response ids, and where constrained decoding was used the forced positions. An empty response
+            has log-probability 0.
         max_tokens: bound on the padded tokens of one forward pass.
         temperature: divides the logits; 1 for every loss, the sampling temperature for the sampler's distribution.
 

@@ -13,7 +13,9 @@ from typing import Literal
 from transformers import PreTrainedTokenizerBase
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str, form: Literal["chat", "text"]) -> list[int]:
+def encode_prompt(
+    tokenizer: PreTrainedTokenizerBase, text: str, form: Literal["chat", "text"], system: str = ""
+) -> list[int]:
     """The ids of what an agent is asked, ready for its response to follow.
 
     Args:
@@ -21,6 +23,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str, form: Literal["
         text: the prompt.
         form: "chat" wraps the text as one user message in the tokenizer's chat template and opens the assistant's turn;
             "text" encodes it as it is, with BOS in front if the tokenizer puts one there.
+        system: the system message of a chat; empty for none of ours, so that the template decides.
 
     Returns:
         token ids with at most one BOS, at position 0, and no EOS at the end that the text did not ask for.
@@ -31,7 +34,8 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str, form: Literal["
     if form == "chat":
         if tokenizer.chat_template is None:
             raise ValueError("form 'chat' needs a tokenizer with a chat template, this one has none; use form 'text'")
-        message = [{"role": "user", "content": text}]
+        message = [{"role": "system", "content": system}] if system else []
+        message.append({"role": "user", "content": text})
         # The template writes its special tokens itself. Without return_dict=False a mapping would come back.
         ids = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=True, return_dict=False)
     elif form == "text":

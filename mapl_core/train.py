@@ -84,16 +84,19 @@ from mapl_core.updates import (
 
 
 def evaluate(
-    policy: JointPolicy, tasks: Sequence[Task], samples: int, stream: Stream
+    policy: JointPolicy, tasks: Sequence[Task], samples: int, stream: Stream, *, temperature: float | None = None
 ) -> tuple[dict[str, dict[str, float]], list[Trajectory]]:
     """Play the evaluation tasks and score them with the oracle; there is no way to pass it a learned reward.
+
+    Args:
+        temperature: replaces the policies' own; 0 is greedy decoding.
 
     Returns:
         For each task id the mean over its samples of every metric: those of `Domain.metrics` on the last turn,
         `reward`, each reward part, for each policy `length` and `truncated`, and where one policy writes for all, for
         each agent `unparsed` (see `_unparsed`); and the trajectories.
     """
-    played = policy.sample(tasks, samples, stream)
+    played = policy.sample(tasks, samples, stream, temperature=temperature)
     by_task = {}
     for task, group in zip(tasks, played, strict=True):
         averages = Averages()
@@ -437,7 +440,11 @@ class _Run:
         """Oracle metrics after `finished` iterations, on common random numbers, so that iterations are comparable."""
         config = self.config
         by_task, played = evaluate(
-            self.policy, self.team.eval_tasks, config.eval_samples, Stream(config.seed, "evaluate")
+            self.policy,
+            self.team.eval_tasks,
+            config.eval_samples,
+            Stream(config.seed, "evaluate"),
+            temperature=config.eval_temperature,
         )
         self.evaluation += [
             EvaluationRow(task_id, finished, name, value)

@@ -72,12 +72,13 @@ from IPython.display import Markdown, display
 
 import mapl_core
 from mapl_core.domains import get_domain
+from mapl_core.domains.base import Task
 from mapl_core.domains.travel_solver import cheapest_plan, plan_values
 from mapl_core.models import dtype_for
 from mapl_core.notebook import check_parameters, show_figure
 from mapl_core.profiles import load_profile
 from mapl_core.rewards.travel import judge, travel_reward
-from mapl_core.rewards.travel_actions import owned_slots, write_action
+from mapl_core.rewards.travel_actions import owned_slots, read_action, write_action
 from mapl_core.seeding import Stream
 from mapl_core.train import build_team, evaluate, run_mapl
 
@@ -221,6 +222,24 @@ pd.DataFrame(rows).T
 # > **Common mistake.** Looking for better restaurants while the texts are not strict.
 # > While $J$ is 0, nothing that the agents choose can earn more than 0.07. How to check:
 # > plot `J` beside the reward, as section 5 does.
+
+# %% [markdown]
+# A pocket model writes values alone, so only a missing end or a surplus value breaks its
+# JSON. A large model must write the JSON too. *Constrained decoding* takes that burden
+# away: the text around the values is forced, token by token, and a forced token is no
+# choice, so no log-probability counts it. The `paper` and `small` profiles do this
+# (`structured: true` in `domain_options`; the task below pretends to be one of theirs).
+# Fill the gaps with anything: is the text always strict?
+
+# %%
+structured = get_domain("travel", structured=True, num_agents=domain.num_agents)
+skeleton = structured.skeleton(0, Task("example", "small", "eval", task.fields))
+print(f"{len(skeleton.texts) - 1} values; what stands before the first two of them:")
+for text in skeleton.texts[:2]:
+    print(repr(text))
+for value in ("-", "Nowhere Grill, Alba", "no JSON at all"):
+    filled = f'{value}"'.join(skeleton.texts)
+    assert read_action(filled, 0, trip.days, domain.num_agents).strict
 
 # %% [markdown]
 # ## 3 The untrained team

@@ -15,6 +15,7 @@ from toy_models import adapted_model, gradients, plain_logprob, randomize_adapte
 from mapl_core import scoring
 from mapl_core.adapters import AdaptedModel
 from mapl_core.scoring import (
+    Item,
     PackedRow,
     ScalarModel,
     accumulate_logprob_gradients,
@@ -309,9 +310,10 @@ def test_memory_holds_one_micro_batch_at_a_time(tiny_qwen3, monkeypatch):
 
 def test_sharing_computes_a_prompt_once(tiny_qwen3):
     """Twenty answers of 2 tokens behind a prompt of 7: 47 tokens, not 180."""
-    rows = pack_rows([(LONG, (token, 5)) for token in range(20)], max_tokens=512, share_prompts=True)
+    items = [Item(LONG, (token, 5)) for token in range(20)]
+    rows = pack_rows(items, max_tokens=512, share_prompts=True)
     assert [[row.length for row in batch] for batch in rows] == [[7 + 20 * 2]]
-    alone = pack_rows([(LONG, (token, 5)) for token in range(20)], max_tokens=512, share_prompts=False)
+    alone = pack_rows(items, max_tokens=512, share_prompts=False)
     assert sum(row.length for batch in alone for row in batch) == 180
     assert all(len(row.responses) == 1 for batch in alone for row in batch)
 
@@ -319,28 +321,29 @@ def test_sharing_computes_a_prompt_once(tiny_qwen3):
 @pytest.mark.parametrize("share", [True, False])
 def test_one_long_answer_among_short_ones_does_not_blow_up_a_micro_batch(share):
     """Attention pads each answer of a micro-batch to the longest: with all in one it would hold 10,100 places."""
-    items = [(LONG, (token,) * 5) for token in range(100)] + [(LONG, (1,) * 100)]
+    items = [Item(LONG, (token,) * 5) for token in range(100)] + [Item(LONG, (1,) * 100)]
     for rows in pack_rows(items, max_tokens=200, share_prompts=share):
         assert scoring.padded_tokens(rows, shared=share) <= 200
 
 
 def test_packing_loses_and_repeats_no_response():
-    items = [((p,) * (1 + p % 3), (r,) * (1 + r % 4)) for p in range(5) for r in range(9)]
+    items = [Item((p,) * (1 + p % 3), (r,) * (1 + r % 4)) for p in range(5) for r in range(9)]
     for max_tokens in (1, 7, 20, 100):
         for share in (True, False):
             rows = [row for batch in pack_rows(items, max_tokens=max_tokens, share_prompts=share) for row in batch]
-            placed = {
-                m: (row.prompt, response)
-                for row in rows
-                for m, response in zip(row.members, row.responses, strict=True)
-            }
+            placed = {m: item for row in rows for m, item in zip(row.members, row.items, strict=True)}
+            assert all(item.prompt == row.prompt for row in rows for item in row.items)
             assert [placed[index] for index in range(len(items))] == items
             assert sum(len(row.members) for row in rows) == len(items)
 
 
+def _row(prompt, responses, members) -> PackedRow:
+    return PackedRow(prompt, tuple(Item(prompt, response) for response in responses), members)
+
+
 def test_the_tensors_of_a_micro_batch_by_hand():
     """Prompt (1 2) with responses (3), none and (4 5), then prompt (6) with (7 8); flat, and padded one by one."""
-    flat = [PackedRow((1, 2), ((3,), (), (4, 5)), (0, 3, 1)), PackedRow((6,), ((7, 8),), (2,))]
+    flat = [_row((1, 2), [(3,), (), (4, 5)], (0, 3, 1)), _row((6,), [(7, 8)], (2,))]
     batch = build_batch(flat, shared=True, pad_id=9, device=torch.device("cpu"))
     assert batch.inputs["input_ids"].tolist() == [[1, 2, 3, 4, 5, 6, 7, 8]]
     assert batch.inputs["position_ids"].tolist() == [[0, 1, 2, 2, 3, 0, 1, 2]]
@@ -350,7 +353,7 @@ def test_the_tensors_of_a_micro_batch_by_hand():
     packing = batch.inputs["packing"]
     assert (packing.prompts, packing.responses, packing.parent.tolist()) == ((2, 2), (3, 2), [0, 0, 1])
 
-    alone = [PackedRow((1, 2), ((3,),), (0,)), PackedRow((6,), ((),), (2,)), PackedRow((1, 2), ((4, 5),), (1,))]
+    alone = [_row((1, 2), [(3,)], (0,)), _row((6,), [()], (2,)), _row((1, 2), [(4, 5)], (1,))]
     batch = build_batch(alone, shared=False, pad_id=9, device=torch.device("cpu"))
     assert batch.inputs["input_ids"].tolist() == [[1, 2, 3, 9], [6, 9, 9, 9], [1, 2, 4, 5]]
     assert batch.inputs["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1]]

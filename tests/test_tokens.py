@@ -63,6 +63,14 @@ def test_tok4_return_dict_is_explicit():
     assert encode_prompt(MappingByDefault(), "hello", "chat") == [5, 6, 7, 8]
 
 
+def test_a_system_message_comes_first_and_only_in_a_chat(tiny_qwen3):
+    tokenizer = tiny_qwen3().tokenizer
+    chat = "<|im_start|> system write the title <|im_end|> <|im_start|> user the cat <|im_end|> <|im_start|> assistant"
+    assert encode_prompt(tokenizer, "the cat", "chat", "write the title") == words_to_ids(tokenizer, chat)
+    plain = encode_prompt(tokenizer, "the cat", "text", "write the title")
+    assert plain == words_to_ids(tokenizer, "the cat")
+
+
 def test_an_eos_that_the_tokenizer_appends_does_not_end_the_prompt(tiny_qwen3):
     tokenizer = tiny_qwen3().tokenizer
     eos = (tokenizer.eos_token, tokenizer.eos_token_id)

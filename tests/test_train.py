@@ -382,10 +382,22 @@ def test_the_evaluation_counts_the_sections_that_it_could_not_read_agent_by_agen
         task = team.eval_tasks[0]
         actions = [[((7,), (8,))] * len(team.policy.members)]
         played = [trajectory(actions, task_id=task.id, responses=[texts]) for texts in SPLIT]
-        monkeypatch.setattr(team.policy, "sample", lambda *_, played=played: [played])
+        monkeypatch.setattr(team.policy, "sample", lambda *_, played=played, **options: [played])
         by_task, _ = evaluate(team.policy, [task], 4, Stream(0, "evaluate"))
         found = {name: number for name, number in by_task[task.id].items() if name.startswith("unparsed")}
         assert found == expected
+
+
+def test_a_greedy_evaluation_does_not_depend_on_the_seed_while_training_still_samples(config, tmp_path):
+    answers = {}
+    for temperature in (None, 0.0):
+        for seed in (0, 1):
+            options = {"seed": seed, "eval_temperature": temperature, "eval_samples": 1, "iterations": 1}
+            result = run_mapl(config(**options), tmp_path / f"{temperature}-{seed}", progress=False)
+            examples = json.loads((result.folder / "examples.json").read_text())
+            answers[temperature, seed] = [example["responses"] for example in examples["0"]]
+    assert answers[0.0, 0] == answers[0.0, 1], "the same base, greedily"
+    assert answers[None, 0] != answers[None, 1]
 
 
 @pytest.mark.parametrize("paradigm, sides", [("cen-cen", {"agent", "comparator"}), ("dec-cen", {"comparator"}),
@@ -515,6 +527,8 @@ def test_the_manifest_holds_every_effective_parameter_and_where_the_weights_came
         ({"paradigm": "cen-dec"}, "unknown paradigm 'cen-dec'"),
         ({"domain": "chess"}, "unknown domain 'chess'"),
         ({"temperature": 0.0}, "greedy samples"),
+        ({"eval_temperature": 0.0}, "eval_samples is 2: greedy answers are all equal; set it to 1"),
+        ({"eval_temperature": -0.1}, "eval_temperature is -0.1; it must be at least 0"),
         ({"max_new_tokens": [6, 6, 6]}, "max_new_tokens is"),
         ({"learning_rate": "fast"}, "learning_rate"),
         ({"buffer": "ring"}, "unknown buffer 'ring'"),

@@ -17,6 +17,7 @@ from mapl_core.rewards.text import clean_response
 
 # At most three digits: no team is larger, and Python refuses to read numbers of thousands of digits.
 SECTION_TAG = re.compile(r"<\s*(?:(/)\s*)?agent_([0-9]{1,3})\s*>", re.IGNORECASE)
+QUOTE = '"'
 FENCED_REPLY = re.compile(r"\A\s*```[^\n]*\n(.*)```\s*\Z", re.DOTALL)
 
 
@@ -43,6 +44,34 @@ class Turn:
 
     responses: tuple[str, ...]
     reward: Reward
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """The fixed text of an answer, with gaps for values that are JSON strings.
+
+    Attributes:
+        texts: what stands before, between and behind the values. A value's opening quote belongs to the text before it;
+            the closing one is what ends the value, and stands in no text.
+        value_tokens: most tokens of a value.
+    """
+
+    texts: tuple[str, ...]
+    value_tokens: int = 32
+
+    def values(self, text: str) -> list[str] | None:
+        """The values of an answer with this skeleton; None if the text has another form."""
+        first, *others = self.texts
+        if not text.startswith(first):
+            return None
+        values, rest = [], text.removeprefix(first)
+        for following in others:
+            value, _, rest = rest.partition(QUOTE)
+            if not rest.startswith(following):
+                return None
+            values.append(value)
+            rest = rest.removeprefix(following)
+        return None if rest else values
 
 
 class Domain:
@@ -83,6 +112,10 @@ class Domain:
         """The local observation of every agent at this turn, in agent order."""
         shared = self.task_text(task)
         return [f"{shared}\n\n{self.role_text(agent, task, history)}" for agent in range(self.num_agents)]
+
+    def system_message(self, task: Task) -> str:
+        """What a chat begins with before any prompt of this task; empty where nothing is said."""
+        return ""
 
     def coordinator_prompt(self, task: Task, history: Sequence[Turn] = ()) -> str:
         """The joint observation: shared material once, every role, and the rule for the tagged answer."""
@@ -134,6 +167,19 @@ class Domain:
     def join(self, responses: Sequence[str]) -> str:
         """Write the agents' texts as one tagged text, the form that `split_joint` reads."""
         return "\n".join(f"<agent_{agent}>\n{text}\n</agent_{agent}>" for agent, text in enumerate(responses))
+
+    def skeleton(self, agent: int, task: Task) -> Skeleton | None:
+        """The text that decoding forces on an agent's answer; None where every token is the model's choice."""
+        return None
+
+    def coordinator_skeleton(self, task: Task) -> Skeleton | None:
+        """The same for a coordinator's tagged text: the agents' skeletons, joined."""
+        parts = [self.skeleton(agent, task) for agent in range(self.num_agents)]
+        if None in parts:
+            return None
+        gap = "\0"
+        joined = self.join([gap.join(part.texts) for part in parts])
+        return Skeleton(tuple(joined.split(gap)), max(part.value_tokens for part in parts))
 
     def reward(self, responses: Sequence[str | None], task: Task) -> Reward:
         """The oracle reward of one joint response (paper, appendix C.3)."""

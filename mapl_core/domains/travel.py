@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mapl_core.domains.base import Domain, Task, Turn
+from mapl_core.domains.base import QUOTE, Domain, Skeleton, Task, Turn
 from mapl_core.domains.travel_prompts import ROLE_NAMES, catalogue_text, output_rule, role_text, task_text
 from mapl_core.domains.travel_queries import task_fields
 from mapl_core.rewards import Reward, travel_reward
 from mapl_core.rewards.text import clean_response
 from mapl_core.rewards.travel import MAX_REWARD, MIN_REWARD, Outcome, judge
-from mapl_core.rewards.travel_actions import TEAMS
+from mapl_core.rewards.travel_actions import TEAMS, owned_slots, write_action
 from mapl_core.rewards.travel_trip import Trip, read_trip
 
 HUB_DATASET = "osunlp/TravelPlanner"
@@ -34,6 +34,8 @@ EVERY_EVAL_ROW = 5  # of the local rows: the last of every five
 
 SOURCES = ("pocket", "small", "paper")
 SPLITS = ("train", "eval")
+VALUE_TOKENS = 32  # most tokens of one value where the JSON around it is forced
+SYSTEM_MESSAGE = "You plan trips with what the given catalogue holds, and you answer in JSON."
 NOT_OFFICIAL = "not the official TravelPlanner benchmark"
 
 
@@ -50,13 +52,21 @@ class TravelDomain(Domain):
     min_reward = MIN_REWARD
     headline = "pass"
 
-    def __init__(self, num_agents: int = 2, catalogue_tokens: int | None = 3000, days: int = 3) -> None:
+    def __init__(
+        self,
+        num_agents: int = 2,
+        catalogue_tokens: int | None = 3000,
+        days: int = 3,
+        structured: bool = False,
+    ) -> None:
         """
         Args:
             num_agents: 2 or 3.
             catalogue_tokens: about how many tokens of catalogue each agent reads; None for the whole catalogue. What
                 the cheapest feasible plan needs is never left out.
             days: length of the pocket trips, 3 or 5; the other sources have both.
+            structured: force the JSON around the values, so that the model chooses values, not syntax. Pocket models
+                write values alone in either case.
         """
         if num_agents not in TEAMS:
             raise ValueError(f"num_agents is {num_agents}; Travel has teams of {' and '.join(map(str, TEAMS))}")
@@ -67,6 +77,7 @@ class TravelDomain(Domain):
         self.num_agents = num_agents
         self.catalogue_tokens = catalogue_tokens
         self.days = days
+        self.structured = structured
         self.refused: dict[tuple[str, str], list[tuple[str, str]]] = {}
 
     def load_tasks(self, split: str, source: str, limit: int | None = None) -> list[Task]:
@@ -115,7 +126,8 @@ class TravelDomain(Domain):
             "paper": f"{HUB_DATASET} at {HUB_REVISION}, {HUB_CONFIGURATION}: at most {MOST_DAYS} days and "
             f"{MOST_CITIES} cities, {' and '.join(LEVELS)}, split with seed {SPLIT_SEED} (CC-BY-4.0)",
         }
-        return {"data": data[source], "evaluation": f"mapl_core.rewards.travel, {NOT_OFFICIAL}"}
+        decoding = "forced JSON skeleton" if self.structured and source != "pocket" else "free"
+        return {"data": data[source], "decoding": decoding, "evaluation": f"mapl_core.rewards.travel, {NOT_OFFICIAL}"}
 
     def trip(self, task: Task) -> Trip:
         """The task as the oracle reads it: catalogue, days, constraints."""
@@ -137,6 +149,9 @@ class TravelDomain(Domain):
 
             return role_words(task, agent, self.num_agents)
         return role_text(self.trip(task), agent, self.num_agents, self.catalogue_tokens)
+
+    def system_message(self, task: Task) -> str:
+        return "" if task.source == "pocket" else SYSTEM_MESSAGE
 
     def coordinator_prompt(self, task: Task, history: Sequence[Turn] = ()) -> str:
         _refuse_history(history)
@@ -188,6 +203,15 @@ class TravelDomain(Domain):
             others = [_shown(task, "wrote", other, text) for other, text in enumerate(drafts) if other != agent]
             rounds.append(prompt + "".join(others) + _shown(task, "draft", agent, drafts[agent]) + again)
         return rounds
+
+    def skeleton(self, agent: int, task: Task) -> Skeleton | None:
+        """The JSON of an agent's action without its values, where the option `structured` is on."""
+        if not self.structured or task.source == "pocket":
+            return None
+        gap = "\x7f"  # JSON writes it as it is
+        slots = owned_slots(agent, self.trip(task).days, self.num_agents)
+        text = write_action(agent, [(slot, gap) for slot in slots])
+        return Skeleton(tuple(text.split(gap + QUOTE)), VALUE_TOKENS)
 
     # Scoring ---------------------------------------------------------------------------------------------------------
 

@@ -234,6 +234,22 @@ def test_env9_a_missing_datasets_package_is_named_with_its_install_command(domai
 # Choices -------------------------------------------------------------------------------------------------------------
 
 
+def test_a_skeleton_is_what_write_action_writes_around_the_values(domain):
+    task = trip_task()
+    assert domain.skeleton(0, task) is None, "off unless asked for"
+    for num_agents in (2, 3):
+        structured = get_domain("travel", structured=True, num_agents=num_agents)
+        plan = triple(BEST) if num_agents == 3 else pair()
+        for agent, answer in enumerate(plan):
+            values = structured.skeleton(agent, task).values(answer)
+            assert values == [item["value"] for item in json.loads(answer)["assignments"]]
+        joint = structured.coordinator_skeleton(task).values(structured.join(plan))
+        assert joint == [item["value"] for answer in plan for item in json.loads(answer)["assignments"]]
+    assert get_domain("travel", structured=True).skeleton(0, replace(task, source="pocket")) is None
+    assert "forced" in structured.provenance("paper")["decoding"] and domain.provenance("paper")["decoding"] == "free"
+    assert structured.provenance("pocket")["decoding"] == "free"
+
+
 def test_unknown_choices_are_refused_with_the_valid_ones(domain, local):
     local([conversation("$900")])
     with pytest.raises(ValueError, match="unknown split 'test'; choose one of train, eval"):
