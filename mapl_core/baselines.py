@@ -56,7 +56,7 @@ GRPO_METRICS = {
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-class TestTimeTeam(JointPolicy):
+class TalkingTeam(JointPolicy):
     """Agents that read each other, on the random numbers of a parallel team: equal prompts get equal answers."""
 
     def _answers(
@@ -71,9 +71,8 @@ class TestTimeTeam(JointPolicy):
         """What one agent writes in every episode, from its prompts."""
         member = self.members[agent]
         settings = member.settings if temperature is None else replace(member.settings, temperature=temperature)
-        ids = {
-            (text, task.id): self.encode(member, text, task) for text, (task, _) in zip(prompts, episodes, strict=True)
-        }
+        asked = {(text, task.id): task for text, (task, _) in zip(prompts, episodes, strict=True)}
+        ids = {key: self.encode(member, key[0], task) for key, task in asked.items()}  # samples often share a prompt
         return self._respond(
             member,
             [ids[text, task.id] for text, (task, _) in zip(prompts, episodes, strict=True)],
@@ -81,7 +80,7 @@ class TestTimeTeam(JointPolicy):
             [f"{task.id}/turn{turn}/sample{sample}" for task, sample in episodes],
             settings,
             stream.for_agent(agent),
-            member.adapter,
+            member.adapter if self.trained else None,
         )
 
     def _scored(
@@ -93,7 +92,7 @@ class TestTimeTeam(JointPolicy):
         return Trajectory(task.id, tuple(actions), tuple(map(tuple, texts)), rewards, parts)
 
 
-class SequentialTeam(TestTimeTeam):
+class SequentialTeam(TalkingTeam):
     """Agents that answer one after another: agent i reads its own prompt and the answers of agents 0 .. i - 1."""
 
     def sample(
@@ -123,7 +122,7 @@ class SequentialTeam(TestTimeTeam):
         return [played[start : start + samples] for start in range(0, len(played), samples)]
 
 
-class DiscussionTeam(TestTimeTeam):
+class DiscussionTeam(TalkingTeam):
     """Agents that exchange drafts once: everyone reads the others' drafts and its own, then writes the final answer."""
 
     def sample(
@@ -336,10 +335,13 @@ def largest_divisor(number: int, *, at_most: int) -> int:
 def _trl_settings(stream: Stream, config: RunConfig) -> Iterator[dict[str, Any]]:
     """What all of TRL's trainers are given: this project's optimisation, one seed, no reports, no files that stay.
 
-    TRL seeds and uses the global random states; inside the body they are its own, afterwards what they were before.
+    TRL seeds and uses the global random states, and tells the hub which of its trainers is at work on what kind of
+    model. Inside the body the states are its own, afterwards what they were before, and nothing is told.
     """
+    from huggingface_hub import constants
+
     seed = stream.generator().initial_seed() % 2**31
-    states = random.getstate(), np.random.get_state()
+    states, telemetry_off = (random.getstate(), np.random.get_state()), constants.HF_HUB_DISABLE_TELEMETRY
     devices = range(torch.cuda.device_count())
     with (
         tempfile.TemporaryDirectory(prefix="mapl-trl-") as folder,
@@ -347,6 +349,7 @@ def _trl_settings(stream: Stream, config: RunConfig) -> Iterator[dict[str, Any]]
         warnings.catch_warnings(),
     ):
         warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
+        constants.HF_HUB_DISABLE_TELEMETRY = True
         try:
             yield {
                 "output_dir": folder,
@@ -368,6 +371,7 @@ def _trl_settings(stream: Stream, config: RunConfig) -> Iterator[dict[str, Any]]
                 "disable_tqdm": True,
             }
         finally:
+            constants.HF_HUB_DISABLE_TELEMETRY = telemetry_off
             random.setstate(states[0])
             np.random.set_state(states[1])
 

@@ -16,15 +16,16 @@ from mapl_core.results import ResultError, write_atomically
 from mapl_core.runs import WITHOUT_TRAINING, Run, TableRow, by_seed, describe_runs, load_rows
 from mapl_core.tables import COLUMNS, TABLE1, UNTRAINED
 
-# Okabe and Ito's palette, told apart under the common forms of colour blindness.
+# Okabe and Ito's palette, with colours added for the single agent and the talking teams; all are told apart under the
+# common forms of colour blindness.
 COLOURS = {
-    "single_raw": "#AAAAAA",
-    "single_grpo": "#F0E442",
-    "single_ppo": "#CC79A7",
-    "single_dpo": "#8C510A",
+    "single_raw": "#CCCCCC",
+    "single_grpo": "#CC79A7",
+    "single_ppo": "#550088",
+    "single_dpo": "#000066",
     "untrained": "#666666",
-    "sequential": "#333333",
-    "discussion": "#000000",
+    "sequential": "#999933",
+    "discussion": "#661100",
     "magrpo": "#009E73",
     "collm_cc": "#E69F00",
     "collm_dc": "#56B4E9",
