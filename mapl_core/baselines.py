@@ -394,6 +394,8 @@ def _train(trainer: Trainer, policy: JointPolicy) -> list[Mapping[str, float]]:
     return steps
 
 
-def _renamed(steps: Sequence[Mapping[str, float]], names: Mapping[str, str]) -> dict[str, float]:
-    """Means over the steps of what TRL logged, under the project's names."""
-    return {ours: math.fsum(step[theirs] for step in steps) / len(steps) for theirs, ours in names.items()}
+def _renamed(steps: Sequence[Mapping[str, float | None]], names: Mapping[str, str]) -> dict[str, float]:
+    """Means of what TRL logged, under the project's names, over the steps that logged it: where several steps share
+    their answers, rewards are logged once."""
+    found = {ours: [step[theirs] for step in steps if step.get(theirs) is not None] for theirs, ours in names.items()}
+    return {name: math.fsum(values) / len(values) for name, values in found.items() if values}
