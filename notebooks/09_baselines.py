@@ -251,7 +251,6 @@ talk.round(3)
 # run stops, the same call goes on from the last finished iteration.
 
 # %%
-del team, teams, parallel  # the run needs their memory
 result = run_mapl(config, folder)
 curve = pd.read_csv(folder / "metrics.csv")
 evaluation = pd.read_csv(folder / "evaluation.csv")
