@@ -27,9 +27,23 @@ from mapl_core.runs import (
 )
 from mapl_core.tables import COLUMNS, TABLE1, UNTRAINED, Column
 
-# Okabe and Ito's palette, told apart under the common forms of colour blindness.
-COLOURS = {"untrained": "#666666", "magrpo": "#009E73", "marlhf": "#0072B2", "madpo": "#D55E00"}
-LINE_STYLES = {"dec-dec": "-", "cen-cen": "--", "dec-cen": ":"}
+# Okabe and Ito's palette, with colours added for the single agent and the talking teams; all are told apart under the
+# common forms of colour blindness.
+COLOURS = {
+    "single_raw": "#CCCCCC",
+    "single_grpo": "#CC79A7",
+    "single_ppo": "#550088",
+    "single_dpo": "#000066",
+    "untrained": "#666666",
+    "sequential": "#999933",
+    "discussion": "#661100",
+    "magrpo": "#009E73",
+    "collm_cc": "#E69F00",
+    "collm_dc": "#56B4E9",
+    "marlhf": "#0072B2",
+    "madpo": "#D55E00",
+}
+LINE_STYLES = {"dec-dec": "-", "cen-cen": "--", "dec-cen": ":", "single": "-."}
 DOMAIN_NAMES = {"tldr": "TLDR", "coophe": "CoopHE", "bfcl": "BFCL", "travel": "Travel"}
 
 

@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mapl_core.runs import METHOD_NAMES, PARADIGM_NAMES, TableRow
+from mapl_core.runs import METHOD_NAMES, PARADIGM_NAMES, SINGLE_AGENT, WITHOUT_TRAINING, TableRow
 from mapl_core.tables import TABLE1
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK_FOLDER = ROOT / "notebooks"
 DOMAIN_NOTEBOOKS = {"tldr": "05_tldr.ipynb", "coophe": "06_coophe.ipynb", "bfcl": "07_bfcl.ipynb"}
+BASELINES_NOTEBOOK = "09_baselines.ipynb"  # takes the domain as a parameter
+BASELINES = (*SINGLE_AGENT, "sequential", "discussion")
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ EXPERIMENTS = {
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a domain's notebook."""
+    """One run of a domain's notebook, or of the baselines' notebook on a domain."""
 
     domain: str
     method: str
@@ -49,9 +51,13 @@ class Job:
         return f"{self.domain}-{self.method}-{self.paradigm}-seed{self.seed}"
 
     @property
+    def notebook(self) -> str:
+        return BASELINES_NOTEBOOK if self.method in BASELINES else DOMAIN_NOTEBOOKS[self.domain]
+
+    @property
     def weight(self) -> float:
         """Share of the progress bar: evaluating without training takes about a tenth of a training run."""
-        return 0.1 if self.method == "untrained" else 1.0
+        return 0.1 if self.method in WITHOUT_TRAINING else 1.0
 
 
 @dataclass(frozen=True)

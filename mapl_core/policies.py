@@ -1,9 +1,10 @@
 """The joint policy of a team: who acts on what, as adapters on shared bases (paper, sections 3.1 and 3.2).
 
 Decentralised (Pb-Dec-POMDP): agent i samples from pi_i(. | h_i), its own adapter on its own prompt. Centralised
-(Pb-MPOMDP): one coordinator samples the whole tagged joint answer from pi_cen(. | h). The reference policy is the base
-with its adapters off. Everything a loss needs comes from here as tensors of shape (B, policies, H): B trajectories, n
-agents or one coordinator, H turns.
+(Pb-MPOMDP): one coordinator samples the whole tagged joint answer from pi_cen(. | h). A single agent, the baseline of
+section 5.2, writes the same form but is told the task alone, without roles. The reference policy is the base with its
+adapters off. Everything a loss needs comes from here as tensors of shape (B, policies, H): B trajectories, n agents or
+one policy that writes for all, H turns.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from mapl_core.seeding import Stream
 from mapl_core.structured import encode_answer
 from mapl_core.tokens import decode_response, encode_prompt, encode_response
 
-Structure = Literal["dec", "cen"]
+Structure = Literal["dec", "cen", "single"]
+SHARED_WRITERS = {"cen": "coordinator", "single": "single"}  # structures in which one policy writes for all agents
 Snapshot = list[AdapterState]
 
 
@@ -49,14 +51,14 @@ class Member:
 
 
 class JointPolicy:
-    """n decentralised agents, or one coordinator, with trainable adapters.
+    """n decentralised agents, or one coordinator or single agent, with trainable adapters.
 
     Args:
         domain: gives the prompts, splits a coordinator's text and holds the oracle reward.
-        structure: "dec" for n agents, "cen" for one coordinator.
-        bases: the base of each agent, or of the coordinator alone. The same object may serve several agents; different
-            objects make a heterogeneous team. No weights are shared between adapters.
-        settings: how each of them samples; the coordinator's token limit is the sum of the agents' limits.
+        structure: "dec" for n agents, "cen" for one coordinator, "single" for one agent that reads the task alone.
+        bases: the base of each agent, or of the one that writes for all. The same object may serve several agents;
+            different objects make a heterogeneous team. No weights are shared between adapters.
+        settings: how each of them samples; the token limit of one that writes for all is the sum of the agents' limits.
         prompt_form: "chat" wraps a prompt in the tokenizer's chat template, "text" does not.
         stream: source of the adapters' initial weights. Without one the policy has no adapters and can only be sampled
             and scored as its own reference, as a raw comparator is.
@@ -82,12 +84,19 @@ class JointPolicy:
             )
         self.domain, self.structure, self.prompt_form = domain, structure, prompt_form
         self.budget = budget or Budget()
-        names = [f"agent{index}" for index in range(expected)] if structure == "dec" else ["coordinator"]
+        if structure == "single" and domain.horizon > 1:
+            raise ValueError(f"a single agent answers in one turn, domain {domain.name!r} has {domain.horizon}")
+        names = [SHARED_WRITERS[structure]] if self.one_writer else [f"agent{index}" for index in range(expected)]
         self.members = [Member(*parts) for parts in zip(bases, names, settings, strict=True)]
         self.trained = stream is not None
         if stream is not None:
             for index, member in enumerate(self.members):
                 member.base.add_adapter(member.adapter, replace(stream, purpose=f"{stream.purpose}/lora", agent=index))
+
+    @property
+    def one_writer(self) -> bool:
+        """Whether one policy writes the whole tagged answer, which is cut into the agents' parts."""
+        return self.structure in SHARED_WRITERS
 
     # ------------------------------------------------------------------ acting
 
@@ -174,16 +183,20 @@ class JointPolicy:
             if turn == 0 and index % samples:
                 observed.append(observed[-1])
                 continue
-            if self.structure == "cen":
-                texts = [self.domain.coordinator_prompt(task, histories[index])]
+            if self.one_writer:
+                texts = [self._shared_prompt(task, histories[index])]
             elif joint_view:
                 texts = [self.domain.coordinator_prompt(task, histories[index])] * len(self.members)
             else:
                 texts = self.domain.prompts(task, histories[index])
-            observed.append(
-                [self._encode(member, text, task) for member, text in zip(self.members, texts, strict=True)]
-            )
+            observed.append([self.encode(member, text, task) for member, text in zip(self.members, texts, strict=True)])
         return observed
+
+    def _shared_prompt(self, task: Task, history: Sequence[Turn]) -> str:
+        """What the one policy that writes for all is told."""
+        if self.structure == "single":
+            return self.domain.single_prompt(task)
+        return self.domain.coordinator_prompt(task, history)
 
     def _respond(
         self,
@@ -195,7 +208,13 @@ class JointPolicy:
         stream: Stream,
         adapter: str | None,
     ) -> list[Response]:
-        """One response for every prompt of the list; runs of equal prompts are prefilled once."""
+        """One response of a member for every prompt of the list; runs of equal prompts are prefilled once.
+
+        Args:
+            prompts: token ids.
+            keys: of the random numbers, one for each prompt.
+            adapter: None for the base alone.
+        """
         uniforms = stream.uniforms(keys, settings.max_new_tokens)
         by_count: dict[int, list[tuple[int, int]]] = {}  # samples of a prompt -> (start, count) runs
         start = 0
@@ -222,12 +241,12 @@ class JointPolicy:
         return responses
 
     def _skeleton(self, index: int, task: Task, joint_view: bool = False) -> Skeleton | None:
-        if self.structure == "cen" or joint_view:
+        if self.one_writer or joint_view:
             return self.domain.coordinator_skeleton(task)
         return self.domain.skeleton(index, task)
 
     def _agent_texts(self, written: Sequence[str], joint_view: bool) -> list[str]:
-        if self.structure == "cen":
+        if self.one_writer:
             return self.domain.split_joint(written[0])
         if joint_view:
             return [self.domain.split_joint(text)[agent] for agent, text in enumerate(written)]
@@ -243,21 +262,22 @@ class JointPolicy:
         """
         actions, history = [], []
         for texts, reward, parts in zip(trajectory.responses, trajectory.rewards, trajectory.parts, strict=True):
-            if self.structure == "cen":
-                prompts, written = [self.domain.coordinator_prompt(task, history)], [self.domain.join(texts)]
+            if self.one_writer:
+                prompts, written = [self._shared_prompt(task, history)], [self.domain.join(texts)]
             else:
                 prompts, written = self.domain.prompts(task, history), list(texts)
             skeletons = [self._skeleton(index, task) for index in range(len(self.members))]
             actions.append(
                 tuple(
-                    _read(member, self._encode(member, prompt, task), text, skeleton)
+                    _read(member, self.encode(member, prompt, task), text, skeleton)
                     for member, prompt, text, skeleton in zip(self.members, prompts, written, skeletons, strict=True)
                 )
             )
             history.append(Turn(tuple(texts), Reward(reward, dict(parts))))
         return replace(trajectory, actions=tuple(actions))
 
-    def _encode(self, member: Member, prompt: str, task: Task) -> tuple[int, ...]:
+    def encode(self, member: Member, prompt: str, task: Task) -> tuple[int, ...]:
+        """Token ids of a prompt of this task, as the member's model reads it."""
         return tuple(encode_prompt(member.base.tokenizer, prompt, self.prompt_form, self.domain.system_message(task)))
 
     # ------------------------------------------------------------------ scoring

@@ -7,7 +7,7 @@ Every value is validated before any model is loaded; an error names the field, t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -18,9 +18,10 @@ from mapl_core.annotators import ANNOTATORS
 from mapl_core.buffers import BUFFER_MODES, SELECTION_RULES
 from mapl_core.domains import DOMAINS, get_domain
 from mapl_core.notebook import ParameterError, cast_parameter
+from mapl_core.runs import METHOD_NAMES, PARADIGM_NAMES, SINGLE_AGENT, WITHOUT_TRAINING
 
-METHODS = ("untrained", "madpo", "marlhf", "magrpo", "collm_cc", "collm_dc")
-PARADIGMS = ("dec-dec", "cen-cen", "dec-cen")
+METHODS = tuple(METHOD_NAMES)
+PARADIGMS = tuple(PARADIGM_NAMES)
 MARL_ALGORITHMS = ("magrpo", "collm_cc", "collm_dc")
 COMPARATORS = ("raw", "last", "current", "soft", "model")
 SOURCES = ("pocket", "small", "paper")
@@ -50,14 +51,14 @@ class RunConfig:
     eval_temperature: float | None = None  # None: as in training; 0 is greedy
     domain_options: dict = field(default_factory=dict)  # for the domain, such as {"num_agents": 3}
     agent_models: list[str] = field(default_factory=list)  # one for all agents, or one each (heterogeneous team)
-    central_model: str = ""  # of about the agents' joint size: coordinator, and comparator of Dec-Cen
+    central_model: str = ""  # of about the agents' joint size: coordinator, single agent, and comparator of Dec-Cen
     prompt_form: str = "chat"  # "chat" or "text"
 
     # Sampling
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int | None = 0  # 0: off; None: the checkpoint's own generation config decides
-    max_new_tokens: list[int] = field(default_factory=lambda: [24, 64])  # for each agent; a coordinator gets the sum
+    max_new_tokens: list[int] = field(default_factory=lambda: [24, 64])  # for each agent; a lone writer gets the sum
 
     # Preferences (paper, section 4.1)
     iterations: int = 4
@@ -99,6 +100,7 @@ class RunConfig:
     num_generations: int = 4  # G
     normalize: str = "mean"  # "mean" or "mean_std"
     clip_ratio: float | None = None
+    passes: int = 1  # steps on each batch of fresh responses; the clip acts from the second on (GRPO, PPO, CoLLM)
     kl_coef: float = 0.0
     reward_model_learning_rate: float = 1.0e-4
     reward_model_epochs: int = 4
@@ -131,13 +133,20 @@ class RunConfig:
         return get_domain(self.domain, **self.domain_options).num_agents
 
     @property
+    def trains(self) -> bool:
+        return self.method not in WITHOUT_TRAINING
+
+    @property
     def learns_from_preferences(self) -> bool:
-        return self.method in ("madpo", "marlhf")
+        return self.method in ("madpo", "marlhf", "single_dpo")
 
     @property
     def algorithm(self) -> str:
-        """The MARL algorithm: chosen inside MARLHF, or the method itself where the reward is the oracle's."""
-        return self.marl_algorithm if self.method == "marlhf" else self.method
+        """The RL algorithm: chosen inside MARLHF, or the method itself where the reward is the oracle's.
+
+        PPO of a single agent is an actor-critic of a team of one, whose only critic reads what the agent reads.
+        """
+        return {"marlhf": self.marl_algorithm, "single_ppo": "collm_dc"}.get(self.method, self.method)
 
     @property
     def agents_structure(self) -> str:
@@ -145,12 +154,12 @@ class RunConfig:
 
     @property
     def comparator_structure(self) -> str:
-        return self.paradigm.split("-")[1]
+        return self.paradigm.split("-")[-1]
 
     @property
     def policy_models(self) -> list[str]:
-        """Model name of every trained policy: each agent's, or the coordinator's."""
-        if self.agents_structure == "cen":
+        """Model name of every policy: each agent's, or that of the coordinator or single agent."""
+        if self.agents_structure != "dec":
             return [self.central_model]
         return self.agent_models * self.num_agents if len(self.agent_models) == 1 else list(self.agent_models)
 
@@ -208,6 +217,7 @@ class RunConfig:
             "reward_model_tokens",
             "lora_rank",
             "lora_alpha",
+            "passes",
             "threads",
             "micro_batch_tokens",
             "cached_tokens",
@@ -233,13 +243,13 @@ class RunConfig:
             "raise m or lower k",
         )
         require(
-            g >= 2 or self.algorithm != "magrpo",
-            f"num_generations (G) is {g}; MAGRPO compares the responses of a group, so G must be at least 2",
+            g >= 2 or self.algorithm not in ("magrpo", "single_grpo"),
+            f"num_generations (G) is {g}; MAGRPO and GRPO compare the responses of a group, so G must be at least 2",
         )
         require(0 <= self.label_smoothing < 0.5, f"label_smoothing is {self.label_smoothing}; it must lie in [0, 0.5)")
         require(self.temperature >= 0, f"temperature is {self.temperature}; it must be at least 0")
         require(
-            self.temperature > 0 or self.method == "untrained",
+            self.temperature > 0 or not self.trains,
             "temperature is 0: greedy samples of a task are all equal, so nothing can be compared; raise it",
         )
         require(
@@ -285,10 +295,11 @@ class RunConfig:
             self.selection != "good_comparator" or bool(self.selection_component),
             "selection 'good_comparator' compares one part of the reward; name it in selection_component",
         )
+        self._check_baselines(require)
         structure = self.agents_structure
-        if structure == "cen":
+        if structure != "dec":
             require(
-                bool(self.central_model), "central_model is empty; a centralised team needs the coordinator's model"
+                bool(self.central_model), "central_model is empty; a coordinator or a single agent needs a model there"
             )
         else:
             require(
@@ -303,6 +314,44 @@ class RunConfig:
         require(
             self.comparator != "model" or bool(self.other_comparator),
             "comparator 'model' needs comparator_model",
+        )
+
+    def _check_baselines(self, require: Callable[[bool, str], None]) -> None:
+        """What the baselines of Table 1 cannot be asked for."""
+        teams = [name for name in PARADIGMS if name != "single"]
+        if self.method in ("sequential", "discussion"):
+            require(
+                self.paradigm == "dec-dec",
+                f"method {self.method!r} is a protocol of separate agents, under dec-dec alone; got {self.paradigm!r}",
+            )
+        require(
+            (self.method in SINGLE_AGENT) == (self.paradigm == "single"),
+            f"method {self.method!r} under paradigm {self.paradigm!r}: a single agent's methods "
+            f"({', '.join(SINGLE_AGENT)}) go with 'single', all others with {', '.join(teams)}",
+        )
+        horizon = get_domain(self.domain, **self.domain_options).horizon
+        require(
+            horizon == 1 or self.method not in (*SINGLE_AGENT, "sequential", "discussion"),
+            f"method {self.method!r} has one turn, and domain_options {self.domain_options} ask for {horizon}",
+        )
+        require(
+            self.clip_ratio is not None or self.method not in ("single_grpo", "single_ppo"),
+            f"clip_ratio is null; {self.method} clips the ratio of new to old probability, 0.2 is usual",
+        )
+        require(
+            self.passes == 1
+            or (self.clip_ratio is not None and self.algorithm in ("collm_cc", "collm_dc", "single_grpo")),
+            f"passes is {self.passes}: several steps on the same responses need clip_ratio (now {self.clip_ratio}) and "
+            f"an algorithm that takes them (collm_cc, collm_dc, single_ppo, single_grpo), got {self.algorithm}",
+        )
+        require(
+            self.method != "single_grpo" or self.kl_coef == 0,
+            f"kl_coef is {self.kl_coef}; single_grpo is trained without a KL term, so it must be 0",
+        )
+        require(
+            self.method != "single_dpo" or (self.reference == "base" and not self.length_normalize),
+            f"single_dpo has the base as its reference and sums over tokens, got reference {self.reference!r} and "
+            f"length_normalize {self.length_normalize}",
         )
 
 

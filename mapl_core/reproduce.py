@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mapl_core import jobs, report, scoreboard, table_formats, tables
-from mapl_core.grid import DOMAIN_NOTEBOOKS, NOTEBOOK_FOLDER, Job, Request, UsageError, catalogue, jobs_below, parse
+from mapl_core.grid import BASELINES_NOTEBOOK, NOTEBOOK_FOLDER, Job, Request, UsageError, catalogue, jobs_below, parse
 from mapl_core.results import MANIFEST_FILE, ResultError, as_plain, check_writable, folder_lock, verify_job
 from mapl_core.runs import load_results
 
@@ -57,6 +57,7 @@ class PlannedJob:
     def parameters(self) -> dict[str, Any]:
         job = self.job
         values = {"PROFILE": self.profile, "METHOD": job.method, "PARADIGM": job.paradigm, "SEED": job.seed}
+        values |= {"DOMAIN": job.domain} if job.notebook == BASELINES_NOTEBOOK else {}
         return values | {"OUTPUT_DIR": str(self.folder)}
 
 
@@ -117,7 +118,7 @@ def _default_workers(profile: Any, wanted: Sequence[Job]) -> int:
 
 def _plan_job(job: Job, profile: Any, request: Request, folder: Path, notebook_folder: Path) -> PlannedJob:
     config = _config(profile, job)
-    notebook, job_folder = notebook_folder / DOMAIN_NOTEBOOKS[job.domain], folder / "jobs" / job.name
+    notebook, job_folder = notebook_folder / job.notebook, folder / "jobs" / job.name
     state, afresh = _state(notebook, job_folder)
     if request.force and job_folder.exists():
         state, afresh = f"{AGAIN} (--force)", True
@@ -152,7 +153,7 @@ def _outdated(profile: Any, folder: Path, notebook_folder: Path) -> dict[str, st
     found = {}
     for job in jobs_below(folder):
         try:
-            made_with = jobs.check_done(notebook_folder / DOMAIN_NOTEBOOKS[job.domain], folder / "jobs" / job.name)
+            made_with = jobs.check_done(notebook_folder / job.notebook, folder / "jobs" / job.name)
         except ResultError:
             continue
         config = _config(profile, job)

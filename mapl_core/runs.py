@@ -29,8 +29,24 @@ from mapl_core.results import (
     read_metrics,
 )
 
-METHOD_NAMES = {"untrained": "Untrained team", "magrpo": "MAGRPO", "marlhf": "MARLHF", "madpo": "MADPO"}
-PARADIGM_NAMES = {"dec-dec": "Dec-Dec", "cen-cen": "Cen-Cen", "dec-cen": "Dec-Cen"}
+METHOD_NAMES = {
+    "single_raw": "Single agent, raw",
+    "single_grpo": "Single agent, GRPO",
+    "single_ppo": "Single agent, PPO",
+    "single_dpo": "Single agent, DPO",
+    "untrained": "Parallel (untrained team)",
+    "sequential": "Sequential",
+    "discussion": "Discussion",
+    "magrpo": "MAGRPO",
+    "collm_cc": "CoLLM-CC",
+    "collm_dc": "CoLLM-DC",
+    "marlhf": "MARLHF",
+    "madpo": "MADPO",
+}
+# "single" is the paradigm of a single agent; the others are those of a team, (agents)-(comparator).
+PARADIGM_NAMES = {"dec-dec": "Dec-Dec", "cen-cen": "Cen-Cen", "dec-cen": "Dec-Cen", "single": "Single agent"}
+SINGLE_AGENT = ("single_raw", "single_grpo", "single_ppo", "single_dpo")
+WITHOUT_TRAINING = ("single_raw", "untrained", "sequential", "discussion")
 ALL_TASKS = "mean over all tasks"
 
 

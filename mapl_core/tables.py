@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from importlib import resources
 
 from mapl_core.intervals import OVER_TASKS, BySeed, Interval, difference, interval
-from mapl_core.runs import PARADIGM_NAMES, Results, Run, TableRow, by_seed, describe_runs, nothing_finished
+from mapl_core.runs import SINGLE_AGENT, Results, Run, TableRow, by_seed, describe_runs, nothing_finished
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,17 @@ class Column:
     scale: float = 100.0
 
 
-UNTRAINED = TableRow("No training", "untrained", "dec-dec")
+UNTRAINED = TableRow("Test-time team", "untrained", "dec-dec")
 TABLE1 = (
+    *(TableRow("Single agent", method, "single") for method in SINGLE_AGENT),
     UNTRAINED,
-    TableRow("MARL, oracle reward", "magrpo", "dec-dec"),
-    *(TableRow("MAPL", method, paradigm) for method in ("marlhf", "madpo") for paradigm in PARADIGM_NAMES),
+    *(TableRow("Test-time team", method, "dec-dec") for method in ("sequential", "discussion")),
+    *(TableRow("MARL, oracle reward", method, "dec-dec") for method in ("magrpo", "collm_cc", "collm_dc")),
+    *(
+        TableRow("MAPL", method, paradigm)
+        for method in ("marlhf", "madpo")
+        for paradigm in ("dec-dec", "cen-cen", "dec-cen")
+    ),
 )
 COUNTS = {
     "env_steps": "trained on",

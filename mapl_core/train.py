@@ -27,6 +27,7 @@ from tqdm import tqdm
 
 from mapl_core.adapters import AdaptedModel
 from mapl_core.annotators import make_annotator
+from mapl_core.baselines import TEST_TIME_TEAMS, update_dpo, update_grpo
 from mapl_core.buffers import (
     PreferencePair,
     ReplayBuffer,
@@ -42,7 +43,7 @@ from mapl_core.domains.base import Domain, Task
 from mapl_core.memory import keep_freed_memory
 from mapl_core.model_names import check_model_name
 from mapl_core.models import describe, load_model
-from mapl_core.policies import Budget, JointPolicy
+from mapl_core.policies import SHARED_WRITERS, Budget, JointPolicy
 from mapl_core.profiles import RunConfig
 from mapl_core.results import (
     EVALUATION_FILE,
@@ -92,8 +93,8 @@ def evaluate(
 
     Returns:
         For each task id the mean over its samples of every metric: those of `Domain.metrics` on the last turn,
-        `reward`, each reward part, for each policy `length` and `truncated`, and with a coordinator for each agent
-        `unparsed` (see `_unparsed`); and the trajectories.
+        `reward`, each reward part, for each policy `length` and `truncated`, and where one policy writes for all, for
+        each agent `unparsed` (see `_unparsed`); and the trajectories.
     """
     played = policy.sample(tasks, samples, stream, temperature=temperature)
     by_task = {}
@@ -112,14 +113,14 @@ def evaluate(
                 averages.add(
                     {f"length/{member.adapter}": len(action.token_ids), f"truncated/{member.adapter}": action.truncated}
                 )
-            if policy.structure == "cen":
+            if policy.one_writer:
                 averages.add(_unparsed(trajectory))
         by_task[task.id] = averages.means()
     return by_task, [trajectory for group in played for trajectory in group]
 
 
 def _unparsed(trajectory: Trajectory) -> dict[str, float]:
-    """Whether each agent's section of the coordinator's last text is missing or empty: the failures by role."""
+    """Whether each agent's section of the last text of who writes for all is missing or empty: failures by role."""
     return {f"unparsed/agent{index}": not text.strip() for index, text in enumerate(trajectory.responses[-1])}
 
 
@@ -158,7 +159,7 @@ def build_team(config: RunConfig) -> Team:
     for name in config.model_names:  # all of them, before the first one is loaded
         check_model_name(name)
     domain = get_domain(config.domain, **config.domain_options)
-    train_tasks = domain.load_tasks("train", config.source, config.train_tasks) if config.method != "untrained" else []
+    train_tasks = domain.load_tasks("train", config.source, config.train_tasks) if config.trains else []
     eval_tasks = domain.load_tasks("eval", config.source, config.eval_tasks)
     bases: dict[str, AdaptedModel] = {}
 
@@ -172,13 +173,15 @@ def build_team(config: RunConfig) -> Team:
             )
         return bases[name]
 
-    def team(structure: str, names: Sequence[str], stream: Stream | None) -> JointPolicy:
+    def team(
+        structure: str, names: Sequence[str], stream: Stream | None, kind: type[JointPolicy] = JointPolicy
+    ) -> JointPolicy:
         limits = config.token_limits if structure == "dec" else [sum(config.token_limits)]
         settings = [
             SamplingSettings(config.temperature, config.top_p, limit, _top_k(config, base(name)))
             for limit, name in zip(limits, names, strict=True)
         ]
-        return JointPolicy(
+        return kind(
             domain,
             structure,
             [base(name) for name in names],
@@ -188,7 +191,8 @@ def build_team(config: RunConfig) -> Team:
             budget=Budget(config.micro_batch_tokens, config.cached_tokens),
         )
 
-    policy = team(config.agents_structure, config.policy_models, Stream(config.seed, "init"))
+    kind = TEST_TIME_TEAMS.get(config.method, JointPolicy)
+    policy = team(config.agents_structure, config.policy_models, Stream(config.seed, "init"), kind)
     comparator = None
     if config.learns_from_preferences:
         structure, model = config.comparator_structure, None
@@ -233,7 +237,7 @@ def run_mapl(config: RunConfig, out_dir: Path | str, *, progress: bool = True) -
     if not torch.cuda.is_available():
         keep_freed_memory()
     run = _Run(config, build_team(config), out_dir)
-    steps = config.iterations if config.method != "untrained" else 0
+    steps = config.iterations if config.trains else 0
     quiet = {} if progress else {"disable": True}  # otherwise TQDM_DISABLE decides
     bar = tqdm(total=steps + 1, desc=f"{config.method} {config.paradigm}", leave=False, **quiet)
     with folder_lock(out_dir, wait_seconds=10.0), bar:  # a killed runner's job may need a moment to end
@@ -344,12 +348,12 @@ class _Run:
                 f"no preference pairs: all {m * len(tasks)} comparisons of iteration {iteration} tied. "
                 "Raise samples_per_task (m) or the temperature, or choose another comparator"
             )
-        if offline and config.method == "madpo":
+        if offline and config.method != "marlhf":
             return self._offline_part(iteration)
         return self.buffer.sample(self._stream("buffer", iteration).generator())
 
     def _offline_part(self, iteration: int) -> list[PreferencePair]:
-        """The share of the pre-collected pairs that MADPO trains on in this iteration; every pair is in one share.
+        """The share of the pre-collected pairs that (MA)DPO trains on in this iteration; every pair is in one share.
 
         The pairs are dealt out one after another, those of one task together, so that the shares of a task, and of all
         tasks, differ by one pair at the most and none is empty.
@@ -366,9 +370,10 @@ class _Run:
 
     def update_from_preferences(self, iteration: int, training_set: Sequence[PreferencePair]) -> None:
         config = self.config
-        if config.method == "madpo":
-            metrics = update_madpo(self.policy, self.optimizer, training_set, self._stream("madpo", iteration), config)
-            self._trained(iteration, metrics)
+        if config.method != "marlhf":
+            update = {"madpo": update_madpo, "single_dpo": update_dpo}[config.method]
+            stream = self._stream(config.method, iteration)
+            self._trained(iteration, update(self.policy, self.optimizer, training_set, stream, config))
             return
         model = self._fit_reward_model(iteration, training_set)
         self._update_marl(iteration, learned_rewards(model))
@@ -378,8 +383,10 @@ class _Run:
 
     def _update_marl(self, iteration: int, reward: RewardFunction) -> None:
         config, stream = self.config, self._stream("marl", iteration)
-        if config.algorithm == "magrpo":
-            metrics = update_magrpo(self.policy, self.optimizer, self.team.train_tasks, reward, stream, config)
+        by_groups = {"magrpo": update_magrpo, "single_grpo": update_grpo}
+        if config.algorithm in by_groups:
+            update = by_groups[config.algorithm]
+            metrics = update(self.policy, self.optimizer, self.team.train_tasks, reward, stream, config)
         else:
             critics = Critics(self.policy, self._stream("critic", iteration), config)
             metrics = update_actor_critic(
@@ -444,6 +451,8 @@ class _Run:
             for task_id, measured in by_task.items()
             for name, value in measured.items()
         ]
+        if not config.trains:
+            self._count_answers(played)
         names = dict.fromkeys(name for measured in by_task.values() for name in measured)
         means = {name: _mean([measured[name] for measured in by_task.values() if name in measured]) for name in names}
         self._rows(finished, means)
@@ -464,9 +473,13 @@ class _Run:
         trajectories = [trajectory for group in played for trajectory in group]
         self.counts[name] += len(trajectories)
         self.counts["oracle_calls"] += len(trajectories)
-        self.counts["sampled_tokens"] += sum(
-            len(action.token_ids) for t in trajectories for turn in t.actions for action in turn
-        )
+        self.counts["sampled_tokens"] += _tokens(trajectories)
+
+    def _count_answers(self, played: Sequence[Trajectory]) -> None:
+        """What a method that trains nothing plays at all: its answers at evaluation, drafts included."""
+        self.counts["agent_samples"] += sum(len(trajectory.actions) for trajectory in played)
+        self.counts["oracle_calls"] += len(played)
+        self.counts["sampled_tokens"] += _tokens(played)
 
     def _trained(self, iteration: int, metrics: Mapping[str, float]) -> None:
         self.counts["env_steps"] += int(metrics["samples"]) * self.domain.horizon
@@ -476,7 +489,7 @@ class _Run:
     def _record_preferences(
         self, iteration: int, agents, others, selected: Sequence[PreferencePair], ties: int
     ) -> None:
-        """What was collected, and of a coordinator's texts the share without a readable section, agent by agent."""
+        """What was collected, and where one writes for all, the share of texts without a section, agent by agent."""
         diversity = pair_diversity(selected).values()
         empty = [not any(text.strip() for text in t.responses[-1]) for group in others for t in group]
         unparsed = Averages()
@@ -484,7 +497,7 @@ class _Run:
             ("agent", self.config.agents_structure, agents),
             ("comparator", self.config.comparator_structure, others),
         ):
-            if structure == "cen":
+            if structure in SHARED_WRITERS:
                 for trajectory in (trajectory for group in groups for trajectory in group):
                     unparsed.add({f"{side}_{name}": value for name, value in _unparsed(trajectory).items()})
         self._rows(
@@ -588,7 +601,7 @@ class _Run:
         write_evaluation(out_dir / EVALUATION_FILE, self.evaluation)
         files = [METRICS_FILE, EVALUATION_FILE, "examples.json"]
         write_atomically(out_dir / "examples.json", json.dumps(self.examples, indent=1, ensure_ascii=False))
-        if config.method != "untrained":
+        if config.trains:
             shutil.rmtree(out_dir / "adapters", ignore_errors=True)
             self.policy.save(out_dir / "adapters")
             files.append("adapters")
@@ -613,6 +626,10 @@ class _Run:
         )
         self.remove_checkpoint()
         return RunResult(out_dir, self.metrics, self.evaluation)
+
+
+def _tokens(played: Sequence[Trajectory]) -> int:
+    return sum(len(action.token_ids) for trajectory in played for turn in trajectory.actions for action in turn)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -194,12 +194,12 @@ def update_magrpo(
     averages, samples, tokens = Averages(), 0, 0
     for epoch in range(config.epochs):
         for number, batch in enumerate(_task_minibatches(tasks, config.batch_size, stream, epoch)):
-            groups = policy.sample(batch, config.num_generations, _numbered(stream, epoch, number))
+            groups = policy.sample(batch, config.num_generations, numbered_stream(stream, epoch, number))
             trajectories = [trajectory for group in groups for trajectory in group]
             shape = (len(batch), config.num_generations)
             returns = reward(trajectories).sum(dim=1).view(shape)
             advantages = losses.group_relative_advantages(returns, normalize=config.normalize)
-            averages.add(_group_metrics(returns, trajectories), len(batch))
+            averages.add(group_metrics(returns, trajectories), len(batch))
             if number == 0:
                 averages.add(_sampler_gap(policy, trajectories, config))
 
@@ -229,39 +229,53 @@ def update_actor_critic(
 ) -> dict[str, float]:
     """CoLLM-CC and CoLLM-DC: the advantage is taken against a critic instead of a group (paper, Table 2c).
 
+    With n = 1, a clip and several passes over each batch it is PPO, a baseline of the single agent: advantages and old
+    probabilities are those of the time of sampling, and the ratio is that of the whole response.
+
     Returns:
         As `update_magrpo`.
     """
     averages, samples, tokens = Averages(), 0, 0
     for epoch in range(config.epochs):
         for number, batch in enumerate(_task_minibatches(tasks, config.batch_size, stream, epoch)):
-            groups = policy.sample(batch, config.num_generations, _numbered(stream, epoch, number))
+            groups = policy.sample(batch, config.num_generations, numbered_stream(stream, epoch, number))
             trajectories = [trajectory for group in groups for trajectory in group]
             rewards = reward(trajectories)
             returns = rewards.sum(dim=1).view(len(batch), config.num_generations)
-            averages.add(_group_metrics(returns, trajectories), len(batch))
+            averages.add(group_metrics(returns, trajectories), len(batch))
             if number == 0:
                 averages.add(_sampler_gap(policy, trajectories, config))
             values = critics.values(trajectories)  # the actor's advantages use the critics as they were
 
-            def rule(logprobs: Tensor, values: Tensor) -> tuple[Tensor, dict]:
+            def rule(logprobs: Tensor, values: Tensor, sampled_logprobs: Tensor | None) -> tuple[Tensor, dict]:
                 return losses.actor_critic_loss(
                     logprobs,
                     values,
                     rewards,
                     discount=config.discount,
                     value_coef=config.value_coef,
-                    clip_ratio=config.clip_ratio,
-                    sampled_logprobs=None if config.clip_ratio is None else logprobs.detach(),
+                    clip_ratio=None if sampled_logprobs is None else config.clip_ratio,
+                    sampled_logprobs=sampled_logprobs,
                 )
 
+            sampled: Tensor | None = None  # log-probabilities of the fresh responses, known after the first pass
+
+            def actor_rule(logprobs: Tensor, sampled: Tensor | None) -> tuple[Tensor, dict]:
+                old = logprobs.detach() if sampled is None else sampled
+                return rule(logprobs, values, None if config.clip_ratio is None else old)
+
             kl_weight = config.kl_coef / len(trajectories)
-            logprobs, norms = optimizer.step(
-                trajectories, lambda logprobs: rule(logprobs, values)[0], kl_weight=kl_weight, fresh=True
-            )
-            averages.add({**rule(logprobs, values)[1], **norms}, len(batch))
-            # The critics' part of the loss does not depend on the log-probabilities; zeros stand in for them.
-            critics.step(trajectories, lambda own: rule(torch.zeros_like(own), own)[0])
+            for _ in range(config.passes):
+                logprobs, norms = optimizer.step(
+                    trajectories,
+                    lambda logprobs, sampled=sampled: actor_rule(logprobs, sampled)[0],
+                    kl_weight=kl_weight,
+                    fresh=sampled is None,
+                )
+                averages.add({**actor_rule(logprobs, sampled)[1], **norms}, len(batch))
+                sampled = logprobs if sampled is None else sampled
+                # The critics' part of the loss does not depend on the log-probabilities; zeros stand in for them.
+                critics.step(trajectories, lambda own: rule(torch.zeros_like(own), own, None)[0])
             samples += len(trajectories)
             tokens += int(policy.lengths(trajectories).sum())
     return {**averages.means(), "samples": float(samples), "sampled_tokens": float(tokens)}
@@ -348,11 +362,12 @@ def learned_rewards(model: RewardModel) -> RewardFunction:
 
 
 def _task_minibatches(tasks: Sequence[Task], batch_size: int, stream: Stream, epoch: int) -> list[list[Task]]:
-    order = torch.randperm(len(tasks), generator=_numbered(stream, epoch, -1).generator()).tolist()
+    order = torch.randperm(len(tasks), generator=numbered_stream(stream, epoch, -1).generator()).tolist()
     return [[tasks[index] for index in order[start : start + batch_size]] for start in range(0, len(tasks), batch_size)]
 
 
-def _numbered(stream: Stream, epoch: int, batch: int) -> Stream:
+def numbered_stream(stream: Stream, epoch: int, batch: int) -> Stream:
+    """The stream of one batch of an update."""
     return Stream(stream.seed, f"{stream.purpose}/epoch{epoch}/batch{batch}", stream.agent, stream.iteration)
 
 
@@ -367,7 +382,7 @@ def _sampler_gap(policy: JointPolicy, trajectories: Sequence[Trajectory], config
     return {"sampler_gap": float((policy.logprobs(trajectories) - sampled).mean())}
 
 
-def _group_metrics(returns: Tensor, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+def group_metrics(returns: Tensor, trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Mean training reward, and how often its order within a group is the oracle's."""
     oracle = torch.tensor([trajectory.total_return for trajectory in trajectories]).view_as(returns)
     first, second = torch.triu_indices(returns.shape[1], returns.shape[1], offset=1)

@@ -1,7 +1,8 @@
 """Stand-ins for the runner's tests: finished jobs written by hand, and a notebook that only pretends to train.
 
-`write_job` leaves what `run_mapl` leaves, with scores the test chooses. `write_notebook` makes a 05_tldr.ipynb that
-counts to a few iterations, keeps a checkpoint, and can be told by environment variables to pause or to fail.
+`write_job` leaves what `run_mapl` leaves, with scores the test chooses. `write_notebook` makes a 05_tldr.ipynb, and a
+09_baselines.ipynb like it, that count to a few iterations, keep a checkpoint, and can be told by environment variables
+to pause or to fail.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ defaults:
   eval_tasks: 4
   agent_models: ["pocket:tldr:1x"]
   central_model: "pocket:tldr:1x"
+methods: {single_grpo: {clip_ratio: 0.2}, single_ppo: {clip_ratio: 0.2}}
 domains: {tldr: {}}
 """
 
@@ -75,19 +77,24 @@ if failure == "late":
 
 
 def write_notebook(folder: Path) -> Path:
-    """A job notebook of five cells: title, parameters, a comment, training, afterwards."""
+    """The job notebooks, of five cells: title, parameters, a comment, training, afterwards. Returns the domain's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, parameters in (("09_baselines", f'DOMAIN = "tldr"  # task domain{PARAMETERS}'), ("05_tldr", PARAMETERS)):
+        nbformat.write(_book(parameters), folder / f"{name}.ipynb")
+    return folder / "05_tldr.ipynb"
+
+
+def _book(parameters: str) -> nbformat.NotebookNode:
     book = nbformat.v4.new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
     cell = nbformat.v4.new_code_cell
     book.cells = [
         nbformat.v4.new_markdown_cell("# stand-in"),
-        cell(PARAMETERS.strip(), metadata={"tags": ["parameters"]}),
+        cell(parameters.strip(), metadata={"tags": ["parameters"]}),
         cell("# casts, validates"),
         cell(TRAIN.strip()),
         cell(AFTER.strip()),
     ]
-    folder.mkdir(parents=True, exist_ok=True)
-    nbformat.write(book, folder / "05_tldr.ipynb")
-    return folder / "05_tldr.ipynb"
+    return book
 
 
 def executed_copy(notebook: Path, folder: Path) -> None:

@@ -15,7 +15,9 @@ from mapl_core.runs import METHOD_NAMES, PARADIGM_NAMES
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = {
-    "untrained-dec-dec", "magrpo-dec-dec",
+    "single_raw-single", "single_grpo-single", "single_ppo-single", "single_dpo-single",
+    "untrained-dec-dec", "sequential-dec-dec", "discussion-dec-dec",
+    "magrpo-dec-dec", "collm_cc-dec-dec", "collm_dc-dec-dec",
     "marlhf-dec-dec", "marlhf-cen-cen", "marlhf-dec-cen", "madpo-dec-dec", "madpo-cen-cen", "madpo-dec-cen",
 }  # fmt: skip
 
@@ -32,7 +34,7 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_default_is_every_row_of_table1_with_one_seed():
     jobs = parse([]).jobs
     assert {job.name for job in jobs} == {f"{domain}-{row}-seed0" for domain in DOMAIN_NOTEBOOKS for row in ROWS}
-    assert len(jobs) == 8 * len(DOMAIN_NOTEBOOKS)  # table1 and figure2 share them
+    assert len(jobs) == 16 * len(DOMAIN_NOTEBOOKS)  # table1 and figure2 share them
 
 
 def test_a_profile_says_what_runs_unless_the_command_line_does():
@@ -45,7 +47,7 @@ def test_a_profile_says_what_runs_unless_the_command_line_does():
     assert [job.name for job in asked.jobs] == ["tldr-madpo-dec-cen-seed0"]
     asked = parse(["--domains", "bfcl", "--methods", "untrained"]).with_defaults(small)
     assert [job.name for job in asked.jobs] == ["bfcl-untrained-dec-dec-seed0"]
-    assert len(parse([]).with_defaults({}).jobs) == 8 * len(DOMAIN_NOTEBOOKS)
+    assert len(parse([]).with_defaults({}).jobs) == 16 * len(DOMAIN_NOTEBOOKS)
     with pytest.raises(UsageError, match="methods of the profile's grid 'dpo'"):
         parse([]).with_defaults({"methods": ["dpo"]})
 
@@ -70,7 +72,17 @@ def test_a_grid_names_domains_of_its_own_profile(tmp_path: Path):
 
 
 def test_long_jobs_start_first():
-    assert parse(["--domains", "tldr"]).jobs[-1] == Job("tldr", "untrained", "dec-dec", 0)
+    jobs = parse(["--domains", "tldr"]).jobs
+    assert {job.method for job in jobs[-4:]} == {"single_raw", "untrained", "sequential", "discussion"}
+
+
+def test_the_baselines_run_in_their_own_notebook_on_any_domain_and_marl_in_the_domains():
+    notebooks = {(job.domain, job.method): job.notebook for job in parse([]).jobs}
+    for domain, own in DOMAIN_NOTEBOOKS.items():
+        for method in ("single_raw", "single_grpo", "single_ppo", "single_dpo", "sequential", "discussion"):
+            assert notebooks[domain, method] == "09_baselines.ipynb"
+        for method in ("untrained", "magrpo", "collm_cc", "collm_dc", "marlhf", "madpo"):
+            assert notebooks[domain, method] == own
 
 
 @pytest.mark.parametrize(

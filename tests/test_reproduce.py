@@ -96,7 +96,7 @@ def started(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_run_does_every_job_and_ends_with_table_and_figure(place: Workplace, started: list[str], capsys):
     assert place.run() == 0
-    assert len(started) == 8
+    assert len(started) == 16
     written = [line.split(" ", 1)[1] for line in capsys.readouterr().out.splitlines() if line.startswith("wrote ")]
     names = {f"table1.{ending}" for ending in ("csv", "md", "tex", "html")} | {"report.html"}
     names |= {f"figure2_tldr.{ending}" for ending in ("png", "svg", "md")}
@@ -351,7 +351,7 @@ def test_a_results_folder_that_cannot_be_written_is_an_error_before_work(place: 
 def test_a_dry_run_shows_the_plan_and_writes_nothing(place: Workplace, started: list[str], capsys):
     assert place.run("--dry-run") == 0
     out = capsys.readouterr().out
-    assert "tldr-madpo-dec-dec-seed0" in out and "8 jobs of profile toy: 0 done, 8 to run" in out
+    assert "tldr-madpo-dec-dec-seed0" in out and "16 jobs of profile toy: 0 done, 16 to run" in out
     assert started == [] and nothing_written(place)
 
 

@@ -138,7 +138,8 @@ def test_a_coordinators_own_start_and_base_are_said(pocket: Path):
 
 def test_rows_that_were_not_run_are_named(pocket: Path):
     text = as_markdown(table1(load_results(pocket)))
-    assert "Not run: MAGRPO; MARLHF, Cen-Cen; MARLHF, Dec-Cen; MADPO, Cen-Cen; MADPO, Dec-Cen." in text
+    assert "Not run: Single agent, raw; Single agent, GRPO; Single agent, PPO; Single agent, DPO; Sequential; " in text
+    assert "CoLLM-DC; MARLHF, Cen-Cen; MARLHF, Dec-Cen; MADPO, Cen-Cen; MADPO, Dec-Cen." in text
 
 
 def test_unfinished_jobs_and_jobs_of_other_tables_do_not_enter(pocket: Path):
@@ -298,5 +299,5 @@ def test_every_paper_number_names_its_section_and_there_are_no_others():
 
 def test_every_row_of_table1_has_a_name_and_every_domain_columns():
     assert {row.method for row in TABLE1} == set(METHOD_NAMES)
-    assert len(TABLE1) == len({(row.method, row.paradigm) for row in TABLE1}) == 8
+    assert len(TABLE1) == len({(row.method, row.paradigm) for row in TABLE1}) == 16
     assert all(COLUMNS.values())

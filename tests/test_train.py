@@ -176,6 +176,9 @@ class Killed(BaseException):
         ("marlhf", {"selection": "proxy", "iterations": 3}),
         ("magrpo", {"normalize": "mean_std"}),
         ("collm_dc", {}),
+        ("single_ppo", {"paradigm": "single", "clip_ratio": 0.2, "passes": 2}),
+        ("single_grpo", {"paradigm": "single", "clip_ratio": 0.2}),
+        ("single_dpo", {"paradigm": "single"}),
     ],
 )
 def test_save1_a_killed_run_ends_with_the_numbers_and_weights_of_an_undisturbed_one(
@@ -197,7 +200,8 @@ def test_save1_a_killed_run_ends_with_the_numbers_and_weights_of_an_undisturbed_
     assert (tmp_path / "killed" / "checkpoint.pt").is_file() and not (tmp_path / "killed" / "manifest.json").exists()
     run_mapl(settings, tmp_path / "killed", progress=False)
     assert calls.count(0) == 1  # it did not start again
-    for name in ("metrics.csv", "evaluation.csv", "examples.json", "adapters/agent1/adapter_model.safetensors"):
+    last = "single" if settings.paradigm == "single" else "agent1"
+    for name in ("metrics.csv", "evaluation.csv", "examples.json", f"adapters/{last}/adapter_model.safetensors"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes(), name
 
 
@@ -522,7 +526,7 @@ def test_the_manifest_holds_every_effective_parameter_and_where_the_weights_came
         ({"pairs_per_task": 0}, r"pairs_per_task \(k\) is 0"),
         ({"samples_per_task": 1}, r"samples_per_task \(m\) is 1 and pairs_per_task \(k\) is 2"),
         ({"method": "magrpo", "num_generations": 1}, r"num_generations \(G\) is 1"),
-        ({"method": "ppo"}, "unknown method 'ppo'; valid: untrained, madpo"),
+        ({"method": "ppo"}, "unknown method 'ppo'; valid: single_raw, single_grpo"),
         ({"paradigm": "dec"}, "unknown paradigm 'dec'"),
         ({"paradigm": "cen-dec"}, "unknown paradigm 'cen-dec'"),
         ({"domain": "chess"}, "unknown domain 'chess'"),

@@ -47,6 +47,23 @@ class ToyDomain(Domain):
         roles = " ".join(self.role_text(agent, task, history) for agent in range(self.num_agents))
         return f"{self.task_text(task)} team {roles}"
 
+    def single_prompt(self, task: Task) -> str:
+        return f"{self.task_text(task)} write"
+
+    def sequential_prompt(self, agent: int, task: Task, previous: Sequence[str]) -> str:
+        if len(previous) != agent:
+            raise ValueError(f"agent {agent} follows {agent} earlier parts, got {len(previous)}")
+        return " ".join([*self.prompts(task)[agent].split(" "), *previous])
+
+    def discussion_prompts(self, task: Task, drafts: Sequence[str]) -> list[str]:
+        if len(drafts) != self.num_agents:
+            raise ValueError(f"expected {self.num_agents} drafts, one per agent, got {len(drafts)}")
+        others = [[d for other, d in enumerate(drafts) if other != agent] for agent in range(self.num_agents)]
+        return [
+            f"{prompt} {' '.join(theirs)} ! {own}"
+            for prompt, theirs, own in zip(self.prompts(task), others, drafts, strict=True)
+        ]
+
     def split_joint(self, text: str) -> list[str]:
         sections = [section.strip() for section in text.split(SEPARATOR)]
         return [*sections, *[""] * self.num_agents][: self.num_agents]

@@ -107,6 +107,7 @@ def make_policy(
     top_p=1.0,
     prompt_form="text",
     seed=0,
+    kind=JointPolicy,
     **domain_options,
 ) -> JointPolicy:
     """A team of a toy domain; `bases` is one base for all its policies or a list of them."""
@@ -115,7 +116,7 @@ def make_policy(
     bases = list(bases) if isinstance(bases, list) else [bases] * count
     limits = [limits] * count if isinstance(limits, int) else limits
     settings = [SamplingSettings(temperature, top_p, limit) for limit in limits]
-    policy = JointPolicy(
+    policy = kind(
         domain,
         structure,
         bases,

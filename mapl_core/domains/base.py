@@ -121,6 +121,18 @@ class Domain:
         """The joint observation: shared material once, every role, and the rule for the tagged answer."""
         raise NotImplementedError
 
+    def single_prompt(self, task: Task) -> str:
+        """The whole task for one agent that answers for the team, in a coordinator's form but without the roles."""
+        raise NotImplementedError
+
+    def sequential_prompt(self, agent: int, task: Task, previous: Sequence[str]) -> str:
+        """Agent `agent`'s observation when the agents before it, and only they, have written their final parts."""
+        raise NotImplementedError
+
+    def discussion_prompts(self, task: Task, drafts: Sequence[str]) -> list[str]:
+        """The observation of every agent in a round of discussion: its role, the others' drafts and its own."""
+        raise NotImplementedError
+
     def split_joint(self, text: str | None) -> list[str]:
         """Cut a coordinator's text `<agent_0> ... </agent_0> <agent_1> ...` into the agents' parts.
 
