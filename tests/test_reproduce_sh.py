@@ -294,6 +294,15 @@ def test_test_installs_what_tests_need_and_passes_arguments_on(checkout: Checkou
     assert installs(checkout.calls) == [], "what the tests need does no harm to a run"
 
 
+def test_status_asks_the_runner_and_sets_nothing_up(checkout: Checkout):
+    done = checkout.run("status")
+    assert done.returncode == 2 and "nothing is set up here yet; ./reproduce.sh sets up and runs" in done.stderr
+    assert not (checkout.root / ".venv").exists() and checkout.calls == []
+    checkout.run()
+    assert checkout.run("status", "--profile", "small").returncode == 0
+    assert checkout.calls == ["-m mapl_core.reproduce status --profile small"]
+
+
 def test_lab_opens_the_notebooks_in_the_environment(checkout: Checkout):
     checkout.run("lab", "--no-browser")
     assert checkout.calls[-1] == f"-m jupyterlab --notebook-dir {checkout.root}/notebooks --no-browser"
