@@ -82,8 +82,7 @@ def test_an_unknown_value_is_refused_as_in_a_run(place: Workplace, capsys):
     assert "unknown --methods 'dpo'; valid: " in capsys.readouterr().err
 
 
-def test_five_seeds_of_every_row_are_told_within_seconds_and_without_torch(tmp_path: Path):
-    place = Workplace(tmp_path)
+def test_five_seeds_of_every_row_are_told_within_seconds_and_without_torch(place: Workplace):
     for seed in range(5):
         for method in ("madpo", "marlhf"):
             for paradigm in ("dec-dec", "cen-cen", "dec-cen"):

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from stand_in import PROFILE, executed_copy, write_job, write_notebook, write_parameters
 
-from mapl_core import executors, jobs, reproduce
+from mapl_core import executors, jobs, reproduce, results
 from mapl_core import plan as planning
 from mapl_core.grid import Job, parse
 from mapl_core.inputs import Inputs
@@ -68,7 +68,9 @@ class Workplace:
             file.write_text(json.dumps(record))
 
     def arguments(self, *more: str) -> list[str]:
-        return [*more, "--profile", str(self.profile), "--results", str(self.results)]
+        """A command line; a subcommand comes first, and what is given twice counts as `more` has it."""
+        command = more[:1] if more[:1] == ("status",) else ()
+        return [*command, "--profile", str(self.profile), "--results", str(self.results), *more[len(command) :]]
 
     def run(self, *more: str) -> int:
         return reproduce.main(self.arguments(*more), self.notebooks)
@@ -80,6 +82,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
     monkeypatch.setattr(planning, "Inputs", lambda: INPUTS)
     monkeypatch.setattr(reproduce, "Inputs", lambda: INPUTS)
     monkeypatch.setattr(executors.LocalExecutor, "poll_seconds", 0.01)
+    monkeypatch.setattr(results, "environment_facts", dict)  # asks git, for every job that is made here
     return Workplace(tmp_path)
 
 
