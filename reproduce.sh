@@ -2,6 +2,7 @@
 # Sets up .venv once, then runs the experiments (or the tests, or JupyterLab) in it:
 #
 #   ./reproduce.sh [--profile pocket] [--seeds 5] ...   tables and figures; --help lists the rest
+#   ./reproduce.sh status [--profile small] ...         what is done, runs, failed or is still to do
 #   ./reproduce.sh test [pytest arguments]              the tests
 #   ./reproduce.sh lab                                  the notebooks
 #
@@ -159,6 +160,11 @@ main() {
             # The fast suite, and of the slow tests those that a change should never go without.
             exec env OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" \
                 "$python" -m pytest -m "smoke or not (slow or nightly)" "$@"
+            ;;
+        status)
+            # It writes nothing, so it does not set anything up either.
+            [ -e "$venv/mapl-installed" ] || fail "nothing is set up here yet; ./reproduce.sh sets up and runs"
+            exec "$python" -m mapl_core.reproduce "$@"
             ;;
         lab)
             shift

@@ -17,9 +17,16 @@ from mapl_core.tables import TABLE1
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK_FOLDER = ROOT / "notebooks"
-DOMAIN_NOTEBOOKS = {"tldr": "05_tldr.ipynb", "coophe": "06_coophe.ipynb", "bfcl": "07_bfcl.ipynb"}
+DOMAIN_NOTEBOOKS = {
+    "tldr": "05_tldr.ipynb",
+    "coophe": "06_coophe.ipynb",
+    "bfcl": "07_bfcl.ipynb",
+    "travel": "08_travel.ipynb",
+}
 BASELINES_NOTEBOOK = "09_baselines.ipynb"  # takes the domain as a parameter
 BASELINES = (*SINGLE_AGENT, "sequential", "discussion")
+EXECUTORS, FORCE = ("local", "slurm"), ("all", "outdated")
+DAY_MINUTES = 24 * 60  # the longest job is meant to fit into a day
 
 
 @dataclass(frozen=True)
@@ -56,15 +63,27 @@ class Job:
 
     @property
     def weight(self) -> float:
-        """Share of the progress bar: evaluating without training takes about a tenth of a training run."""
-        return 0.1 if self.method in WITHOUT_TRAINING else 1.0
+        """Time a job usually takes, kernel start included, in units of a MADPO run (docs/runs/pocket-2026-11-30)."""
+        usual = dict.fromkeys(WITHOUT_TRAINING, 0.2) | {"magrpo": 0.7, "marlhf": 1.8}
+        return usual.get(self.method, 1.0) * (1.4 if self.paradigm == "cen-cen" else 1.0)
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
+    """What every Slurm job asks for; None leaves it to the cluster."""
+
+    partition: str | None
+    minutes: int
+    memory_gb: int | None
+    gpus: int | None
 
 
 @dataclass(frozen=True)
 class Request:
     """What the command line asks for, checked against what exists.
 
-    `domains`, `methods` and `paradigms` are None where the command line leaves them to the profile.
+    `domains`, `methods` and `paradigms` are None where the command line leaves them to the profile. `force` says which
+    finished jobs run again, all or outdated; `slurm` is None where jobs run on this machine.
     """
 
     profile: str
@@ -76,7 +95,8 @@ class Request:
     workers: int | None
     results: Path
     dry_run: bool
-    force: bool
+    force: str | None
+    slurm: SlurmOptions | None
 
     @property
     def jobs(self) -> list[Job]:
@@ -122,10 +142,11 @@ def parse(arguments: Sequence[str]) -> Request:
         paradigms=_choose("--paradigms", given.paradigms, PARADIGM_NAMES) if given.paradigms else None,
         seeds=_seeds(given.seeds),
         experiments=_choose("--experiments", given.experiments, EXPERIMENTS),
-        workers=_workers(given.jobs),
+        workers=_number("--jobs", given.jobs),
         results=Path(given.results).expanduser().resolve(),
         dry_run=given.dry_run,
-        force=given.force,
+        force=_one_of("--force", given.force, FORCE) if given.force else None,
+        slurm=_slurm(given),
     )
     if not request.jobs:
         rows = ", ".join(f"{row.method} {row.paradigm}" for row in TABLE1)
@@ -137,7 +158,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="./reproduce.sh",
         description="Train the teams, then write tables and figures. Give the same command again to resume.",
-        epilog="subcommands: `./reproduce.sh test [pytest arguments]`, `./reproduce.sh lab`",
+        epilog="subcommands: `./reproduce.sh status [--profile ... --results ...]`, `./reproduce.sh test [pytest "
+        "arguments]`, `./reproduce.sh lab`",
         allow_abbrev=False,
     )
     several: dict[str, Any] = {"nargs": "+", "metavar": "NAME"}
@@ -152,9 +174,38 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", metavar="N", help="jobs at a time; default: cores divided by the profile's threads")
     parser.add_argument("--results", default=ROOT / "results", metavar="DIR", help="default: results/ of this project")
     parser.add_argument("--dry-run", action="store_true", help="show what would run, write nothing")
-    parser.add_argument("--force", action="store_true", help="run finished jobs again too")
+    parser.add_argument(
+        "--force", nargs="?", const="all", metavar="outdated", help="run finished jobs again; or only outdated ones"
+    )
     parser.add_argument("--list", action="store_true", help="show experiments, domains, methods and profiles")
+    _add_slurm(parser)
     return parser
+
+
+def _add_slurm(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("on a cluster", "--jobs N limits how many jobs run at a time")
+    group.add_argument(
+        "--executor", default="local", metavar="NAME", help="local (default), or slurm: one Slurm job each"
+    )
+    group.add_argument("--slurm-partition", metavar="NAME", help="default: the cluster's")
+    group.add_argument("--slurm-minutes", metavar="N", help=f"time limit of a job; default: {DAY_MINUTES}")
+    group.add_argument("--slurm-memory", metavar="GB", help="memory of a job; default: the partition's")
+    group.add_argument("--slurm-gpus", metavar="N", help="GPUs of a job; default: none")
+
+
+def _slurm(given: argparse.Namespace) -> SlurmOptions | None:
+    options = ("slurm_partition", "slurm_minutes", "slurm_memory", "slurm_gpus")
+    unused = [f"--{name.replace('_', '-')}" for name in options if getattr(given, name) is not None]
+    if _one_of("--executor", given.executor, EXECUTORS) == "local":
+        if unused:
+            raise UsageError(f"{', '.join(unused)} has no effect here; add --executor slurm")
+        return None
+    return SlurmOptions(
+        given.slurm_partition,
+        _number("--slurm-minutes", given.slurm_minutes) or DAY_MINUTES,
+        _number("--slurm-memory", given.slurm_memory),
+        _number("--slurm-gpus", given.slurm_gpus),
+    )
 
 
 def profile_names() -> list[str]:
@@ -190,10 +241,16 @@ def _seeds(values: Sequence[str]) -> list[int]:
     return seeds
 
 
-def _workers(value: str | None) -> int | None:
+def _number(flag: str, value: str | None) -> int | None:
     if value is not None and not (value.isdecimal() and int(value) >= 1):
-        raise UsageError(f"--jobs takes a number of at least 1, got {value!r}")
+        raise UsageError(f"{flag} takes a number of at least 1, got {value!r}")
     return int(value) if value else None
+
+
+def _one_of(flag: str, value: str, valid: Sequence[str]) -> str:
+    if value not in valid:
+        raise UsageError(f"unknown {flag} {value!r}; valid: {', '.join(valid)}")
+    return value
 
 
 def _split(values: Sequence[str]) -> list[str]:

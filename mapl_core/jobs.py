@@ -10,18 +10,21 @@ from __future__ import annotations
 import ast
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mapl_core.results import ResultError, folder_lock, verify_job, write_atomically
+from mapl_core.results import SMALL_FILE, ResultError, folder_lock, verify_job, write_atomically
 
-NOTEBOOK_COPY, LOG_FILE = "notebook.ipynb", "log.txt"
+NOTEBOOK_COPY, LOG_FILE, FAILURE_FILE = "notebook.ipynb", "log.txt", "failure.txt"
+JOB_LOCK = ".job.lock"
 START_SECONDS = 120
 LOG_BYTES = 20_000
 DEAD_KERNEL = 138
@@ -87,7 +90,8 @@ def start(
         minutes: limit for any one cell.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / NOTEBOOK_COPY).unlink(missing_ok=True)  # an earlier attempt's error must not be reported as this one's
+    for trace in (NOTEBOOK_COPY, FAILURE_FILE):  # an earlier attempt's error must not be reported as this one's
+        (folder / trace).unlink(missing_ok=True)
     specification = {"notebook": str(notebook.resolve()), "folder": str(folder.resolve()), "parent": os.getpid()}
     specification |= {"parameters": dict(parameters), "seconds": round(60 * minutes)}
     root = str(Path(__file__).resolve().parent.parent)
@@ -112,7 +116,7 @@ def main(specification: str) -> int:
     threading.Thread(target=_end_with_parent, args=(job["parent"],), daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: _end_everything(143))
     # A predecessor whose runner was killed needs a moment to notice.
-    with folder_lock(folder, wait_seconds=30, name=".job.lock"):
+    with folder_lock(folder, wait_seconds=30, name=JOB_LOCK):
         return _run_notebook(Path(job["notebook"]), folder, job["parameters"], job["seconds"])
 
 
@@ -166,8 +170,8 @@ def _end_everything(code: int) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def judge(notebook: Path, folder: Path, exit_code: int, memory_knobs: Sequence[str] = ()) -> str:
-    """Empty text if the job succeeded, else what went wrong: notebook, cell and error.
+def judge(notebook: Path, folder: Path, exit_code: int, memory_knobs: Sequence[str] = (), killed_by: str = "") -> str:
+    """Empty text if the job succeeded, else what went wrong: notebook, cell and error, which is noted in its folder.
 
     Success means that every cell ran, the manifest says done and the declared files hold what it says.
 
@@ -176,13 +180,43 @@ def judge(notebook: Path, folder: Path, exit_code: int, memory_knobs: Sequence[s
         folder: the job's folder.
         exit_code: of the child process.
         memory_knobs: profile values to lower when memory is short, named in the message.
+        killed_by: who ended the job and why, where that is known; otherwise memory is suspected.
     """
-    _trim_log(folder / LOG_FILE)
+    problem = _problem(notebook, folder, exit_code, memory_knobs, killed_by)
+    if problem:
+        problem += _full_disk(folder)
+        with suppress(OSError):  # that disk may be what failed
+            write_atomically(folder / FAILURE_FILE, problem + "\n")
+    return problem
+
+
+def read_failure(folder: Path) -> str:
+    """What went wrong in the job's last attempt, as `judge` said it; empty if nothing is known to have."""
+    try:
+        return (folder / FAILURE_FILE).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _full_disk(folder: Path) -> str:
+    """A remedy if there is no room: then the error may be anything, and the log that would tell is cut short too."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return ""
+    full = free < SMALL_FILE
+    return f"; the disk of {folder} is full: free some space, or choose another folder with --results" if full else ""
+
+
+def _problem(notebook: Path, folder: Path, exit_code: int, memory_knobs: Sequence[str], killed_by: str) -> str:
+    with suppress(OSError):
+        _trim_log(folder / LOG_FILE)
     killed = exit_code == DEAD_KERNEL or exit_code < 0
     cell, error = _failed_cell(notebook, folder / NOTEBOOK_COPY, killed)
     where = f"{notebook.name}, cell {cell}" if cell else notebook.name
     if killed:
-        return f"{where}: its process was killed, probably for memory; lower {', '.join(memory_knobs)}"
+        cause = killed_by or f"its process was killed, probably for memory; lower {', '.join(memory_knobs)}"
+        return f"{where}: {cause}"
     if exit_code:
         reason = error or _last_line(folder / LOG_FILE)
         remedy = f"; lower {', '.join(memory_knobs)}" if any(name in reason for name in MEMORY_ERRORS) else ""

@@ -14,8 +14,6 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from mapl_core.annotators import ANNOTATORS
-from mapl_core.buffers import BUFFER_MODES, SELECTION_RULES
 from mapl_core.domains import DOMAINS, get_domain
 from mapl_core.notebook import ParameterError, cast_parameter
 from mapl_core.runs import METHOD_NAMES, PARADIGM_NAMES, SINGLE_AGENT, WITHOUT_TRAINING
@@ -24,6 +22,10 @@ METHODS = tuple(METHOD_NAMES)
 PARADIGMS = tuple(PARADIGM_NAMES)
 MARL_ALGORITHMS = ("magrpo", "collm_cc", "collm_dc")
 COMPARATORS = ("raw", "last", "current", "soft", "model")
+# Also in annotators and buffers, whose import costs seconds (torch); a test holds them equal.
+ANNOTATORS = ("oracle", "bradley_terry", "noisy")
+SELECTION_RULES = ("winner_return", "reward_gap", "comparator_return", "random", "proxy", "good_comparator")
+BUFFER_MODES = ("offline", "online", "decay", "delay")
 SOURCES = ("pocket", "small", "paper")
 PROFILE_FOLDER = Path(__file__).resolve().parent.parent / "notebooks" / "profiles"
 

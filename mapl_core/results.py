@@ -11,6 +11,7 @@ equal runs are equal byte by byte.
 from __future__ import annotations
 
 import csv
+import errno
 import hashlib
 import importlib.metadata
 import io
@@ -30,7 +31,10 @@ from pathlib import Path
 from typing import IO, Any, TypeVar, get_type_hints
 
 METRICS_FILE, EVALUATION_FILE, MANIFEST_FILE = "metrics.csv", "evaluation.csv", "manifest.json"
+PROGRESS_FILE = "progress.json"
 DONE = "done"
+SMALL_FILE = 64 * 1024  # bytes; a job without that much room cannot write its numbers
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 RECORDED_PACKAGES = (
     *("torch", "transformers", "peft", "trl", "accelerate", "datasets", "tokenizers", "safetensors", "numpy", "pandas"),
     *("scipy", "scikit-learn", "matplotlib", "papermill", "nbclient", "ipykernel", "unsloth", "vllm", "bitsandbytes"),
@@ -206,6 +210,7 @@ def write_manifest(
     *,
     files: Sequence[Path | str],
     parameters: Mapping[str, Any],
+    inputs: Mapping[str, Any] | None = None,
     task_source: str,
     task_counts: Mapping[str, int],
     refused_tasks: Mapping[str, str] | None = None,
@@ -222,6 +227,8 @@ def write_manifest(
         files: declared outputs, relative to that folder (or below it); a folder stands for every file in it. Each must
             exist and hold something, and is recorded with its size and SHA-256.
         parameters: all effective parameters of the run (`dataclasses.asdict(config)`), as plain JSON-able values.
+        inputs: what else decides the numbers (`mapl_core.inputs.Inputs().of(config)`). The runner takes a job without
+            this record for outdated, since nobody can tell what made it.
         task_source: "pocket", "small" or "paper", or a longer description that begins with it.
         task_counts: number of tasks used, by split: {"train": 32, "eval": 32}.
         refused_tasks: faulty tasks that were left out, id -> reason.
@@ -241,6 +248,7 @@ def write_manifest(
     manifest = {
         "status": status,
         "parameters": as_plain(parameters),
+        "inputs": as_plain(inputs or {}),
         "model": model,
         "tasks": {
             "source": task_source,
@@ -280,6 +288,30 @@ def read_json(path: Path) -> Any:
         raise ResultError(f"{where}: cut short or damaged ({error.msg}); run its job again") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ResultError(f"{path} cannot be read ({error}); run its job again") from None
+
+
+def write_progress(
+    folder: Path | str,
+    *,
+    iteration: int,
+    iterations: int,
+    parameters: Mapping[str, Any],
+    inputs: Mapping[str, Any],
+) -> None:
+    """Say beside a checkpoint how far it is and what it was made from, for those who cannot read the checkpoint."""
+    progress = {"iteration": iteration, "iterations": iterations}
+    progress |= {"parameters": as_plain(parameters), "inputs": as_plain(inputs)}
+    write_atomically(Path(folder) / PROGRESS_FILE, json.dumps(progress) + "\n")
+
+
+def read_progress(folder: Path | str) -> dict[str, Any] | None:
+    """What `write_progress` wrote; None where there is nothing, or nothing that can be read: it only informs."""
+    try:
+        progress = json.loads((Path(folder) / PROGRESS_FILE).read_bytes())
+        fraction = progress["iteration"] / max(progress["iterations"], 1)
+        return progress | {"fraction": min(fraction, 1.0)}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def verify_job(folder: Path | str) -> dict[str, Any]:
@@ -408,11 +440,12 @@ def check_writable(folder: Path | str) -> None:
         ResultError: naming the folder and the ways to choose another.
     """
     try:
-        with _existing(Path(folder)), tempfile.TemporaryFile(dir=folder):
-            pass
+        with _existing(Path(folder)), tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(SMALL_FILE))  # a full disk lets a file be made, and nothing be written to it
     except OSError as error:
+        remedy = "free some space there, or choose" if error.errno in FULL_DISK else "choose"
         raise ResultError(
-            f"results folder {folder} cannot be written to ({error.strerror}); choose another one with --results "
+            f"results folder {folder} cannot be written to ({error.strerror}); {remedy} another one with --results "
             "(reproduce.sh) or OUTPUT_DIR (a notebook)"
         ) from None
 
@@ -462,6 +495,23 @@ def folder_lock(folder: Path | str, *, wait_seconds: float = 0.0, name: str = ".
                 finally:
                     path.unlink(missing_ok=True)  # while it is held, so that nobody else can hold it
                 return
+
+
+def lock_is_held(folder: Path | str, *, name: str = ".lock") -> bool:
+    """Whether a process holds the folder now. Writes nothing, and never waits.
+
+    Asking takes a shared lock for an instant; one who comes for the lock just then and does not wait is refused.
+    """
+    import fcntl
+
+    try:
+        with open(Path(folder) / name) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no such file, or a file system that knows no locks
+        return False
+    return False
 
 
 def _is_still_at(path: Path, file: IO[str]) -> bool:

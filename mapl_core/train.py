@@ -13,7 +13,6 @@ The update rules are in `mapl_core.updates`; here is the run around them.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import shutil
@@ -40,6 +39,7 @@ from mapl_core.buffers import (
 from mapl_core.comparators import Comparator
 from mapl_core.domains import get_domain
 from mapl_core.domains.base import Domain, Task
+from mapl_core.inputs import Inputs, changed_inputs, changed_parameters
 from mapl_core.memory import keep_freed_memory
 from mapl_core.model_names import check_model_name
 from mapl_core.models import describe, load_model
@@ -49,6 +49,7 @@ from mapl_core.results import (
     EVALUATION_FILE,
     MANIFEST_FILE,
     METRICS_FILE,
+    PROGRESS_FILE,
     EvaluationRow,
     MetricRow,
     ResultError,
@@ -62,6 +63,7 @@ from mapl_core.results import (
     write_evaluation,
     write_manifest,
     write_metrics,
+    write_progress,
 )
 from mapl_core.reward_model import RewardModel, fit_reward_model, split_held_out
 from mapl_core.sampling import SamplingSettings
@@ -223,7 +225,8 @@ def run_mapl(config: RunConfig, out_dir: Path | str, *, progress: bool = True) -
 
     Raises:
         ConfigError, ValueError, FileNotFoundError: for values, models or data that cannot work, before any training.
-        RuntimeError: if too few pairs could be collected, or `out_dir` holds the checkpoint of another configuration.
+        RuntimeError: if too few pairs could be collected, or `out_dir` holds the checkpoint of another configuration,
+            or one made with other code, tasks or weights.
         ResultError: if `out_dir` cannot be written to, or another process is at work in it.
     """
     out_dir = Path(out_dir)
@@ -252,10 +255,12 @@ def run_mapl(config: RunConfig, out_dir: Path | str, *, progress: bool = True) -
 
 
 def _finished_run(config: RunConfig, out_dir: Path) -> RunResult | None:
-    """What `out_dir` holds, if it is the whole and undamaged result of this very configuration."""
+    """What `out_dir` holds, if it is the whole and undamaged result of this configuration, code, tasks and weights."""
     try:
         manifest = verify_job(out_dir)
         if manifest["parameters"] != as_plain(asdict(config)):
+            return None
+        if changed_inputs(manifest.get("inputs"), Inputs().of(config)):
             return None
         return RunResult(out_dir, read_metrics(out_dir / METRICS_FILE), read_evaluation(out_dir / EVALUATION_FILE))
     except ResultError:
@@ -267,6 +272,7 @@ class _Run:
 
     def __init__(self, config: RunConfig, team: Team, out_dir: Path):
         self.config, self.team, self.out_dir = config, team, out_dir
+        self.inputs = Inputs().of(config)
         self.policy, self.domain = team.policy, team.domain
         self.tasks_by_id = {task.id: task for task in [*team.train_tasks, *team.eval_tasks]}
         self.optimizer = TeamOptimizer(team.policy, config)
@@ -540,16 +546,13 @@ class _Run:
             for name, value in values.items()
         ]
 
-    @property
-    def _fingerprint(self) -> str:
-        return hashlib.sha256(json.dumps(asdict(self.config), sort_keys=True).encode()).hexdigest()
-
     def checkpoint(self) -> None:
         """Write everything the next iteration needs under a temporary name, then put it in place of the last one."""
         self.seconds += time.monotonic() - self._started
         self._started = time.monotonic()
         state = {
-            "fingerprint": self._fingerprint,
+            "parameters": as_plain(asdict(self.config)),
+            "inputs": self.inputs,
             "finished": self.finished,
             "seconds": self.seconds,
             "counts": self.counts,
@@ -564,15 +567,27 @@ class _Run:
         }
         self.out_dir.mkdir(parents=True, exist_ok=True)
         temporary = self.out_dir / "checkpoint.pt.tmp"
-        torch.save(state, temporary)
-        temporary.replace(self.out_dir / "checkpoint.pt")
+        try:
+            torch.save(state, temporary)
+            temporary.replace(self.out_dir / "checkpoint.pt")
+        except BaseException:
+            temporary.unlink(missing_ok=True)  # on a full disk a fragment would keep the space that others need
+            raise
+        steps = self.config.iterations if self.config.trains else 0
+        write_progress(
+            self.out_dir,
+            iteration=self.finished,
+            iterations=steps,
+            parameters=state["parameters"],
+            inputs=self.inputs,
+        )
 
     def remove_checkpoint(self) -> None:
-        for name in ("checkpoint.pt", "checkpoint.pt.tmp"):
+        for name in ("checkpoint.pt", "checkpoint.pt.tmp", PROGRESS_FILE):
             (self.out_dir / name).unlink(missing_ok=True)
 
     def resume(self) -> None:
-        """Continue from the checkpoint in `out_dir`, if there is one of this very configuration."""
+        """Continue from the checkpoint in `out_dir`, if there is one; refuse one that was made from something else."""
         path = self.out_dir / "checkpoint.pt"
         if not path.is_file():
             return
@@ -580,8 +595,14 @@ class _Run:
             state = torch.load(path, weights_only=True)
         except Exception as error:
             raise RuntimeError(f"{path} cannot be read ({error}); delete it to start this run afresh") from error
-        if state["fingerprint"] != self._fingerprint:
-            raise RuntimeError(f"{path} belongs to another configuration; delete it, or choose another results folder")
+        changes = changed_inputs(state.get("inputs"), self.inputs)
+        if "parameters" in state:
+            changes += changed_parameters(state["parameters"], as_plain(asdict(self.config)))
+        if changes:
+            raise RuntimeError(
+                f"{path} belongs to another configuration or code ({'; '.join(changes)}); delete it, or choose another "
+                "results folder"
+            )
         self.finished, self.seconds, self.counts = state["finished"], state["seconds"], state["counts"]
         self.metrics = [MetricRow(*row) for row in state["metrics"]]
         self.evaluation = [EvaluationRow(*row) for row in state["evaluation"]]
@@ -612,6 +633,7 @@ class _Run:
             out_dir / MANIFEST_FILE,
             files=files,
             parameters=asdict(config),
+            inputs=self.inputs,
             task_source=config.source,
             task_counts={"train": len(self.team.train_tasks), "eval": len(self.team.eval_tasks)},
             refused_tasks=refused,

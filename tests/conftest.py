@@ -12,6 +12,8 @@
 | tiny_llama | rotary    | <s>, plain encoding adds it | </s>        | </s> (= EOS)    | writes <s> by itself |
 | tiny_gpt2  | learned   | none                        | </s>        | </s> (= EOS)    | none                 |
 
+`place`, `started` and `command`, for the runner, come from workplace.py.
+
 All speak the same words (`tokenizer.get_vocab()`), separated by white space; anything else becomes <unk>.
 """
 
@@ -37,6 +39,7 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from workplace import command, place, started  # noqa: F401 - fixtures
 
 from mapl_core.models import LoadedModel
 

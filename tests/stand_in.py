@@ -49,6 +49,7 @@ if failure == "exit":
     sys.exit(0)
 if failure == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
+made_from = json.loads(Path(os.environ["STAND_IN_PARAMETERS"]).read_text())[folder.name]
 checkpoint = folder / "checkpoint.json"
 state = json.loads(checkpoint.read_text()) if checkpoint.exists() else {"value": 0.25, "rows": [], "tasks": []}
 (folder / "starts.txt").open("a").write(f"{len(state['rows'])}\\n")
@@ -61,13 +62,14 @@ for iteration in range(len(state["rows"]), 4):
     state["rows"].append([*cell, iteration, 32 * iteration, "score", mean])
     state["tasks"] += [[task, iteration, "score", value] for task, value in scores.items()]
     write_atomically(checkpoint, json.dumps(state))
+    write_progress(folder, iteration=iteration, iterations=3, **made_from)
     time.sleep(float(os.environ.get("STAND_IN_PAUSE", "0")))
 write_metrics(folder / "metrics.csv", [MetricRow(*row) for row in state["rows"]])
 write_evaluation(folder / "evaluation.csv", [EvaluationRow(*row) for row in state["tasks"]])
-parameters = json.loads(Path(os.environ["STAND_IN_PARAMETERS"]).read_text())[folder.name]
-write_manifest(folder / "manifest.json", files=["metrics.csv", "evaluation.csv"], parameters=parameters,
+write_manifest(folder / "manifest.json", files=["metrics.csv", "evaluation.csv"], **made_from,
                task_source="pocket", task_counts={"eval": 3},
                notes={"threads": os.environ["OMP_NUM_THREADS"], "backend": os.environ["MPLBACKEND"]})
+(folder / "progress.json").unlink()
 """
 
 AFTER = """
@@ -113,6 +115,7 @@ def write_job(
     scores: Sequence[Mapping[str, float]],
     *,
     parameters: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, Any] | None = None,
     source: str = "pocket",
     domain: str = "tldr",
     metric: str = "score",
@@ -148,6 +151,7 @@ def write_job(
         folder / "manifest.json",
         files=["metrics.csv", "evaluation.csv"],
         parameters=parameters or {},
+        inputs=inputs,
         task_source=source,
         task_counts={"eval": len(scores[0])},
     )
@@ -155,5 +159,5 @@ def write_job(
 
 
 def write_parameters(path: Path, parameters: Mapping[str, Mapping[str, Any]]) -> None:
-    """What the stand-in notebook writes into its manifests, by job."""
+    """`parameters` and `inputs` that the stand-in notebook writes into its manifests, by job."""
     path.write_text(json.dumps(parameters))

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mapl_core import annotators, buffers, profiles
 from mapl_core.annotators import ANNOTATORS, bradley_terry, make_annotator, noisy, oracle
 from mapl_core.buffers import Trajectory, label_pairs
 
@@ -162,3 +163,10 @@ def test_seed2_a_stochastic_annotator_without_a_generator_is_refused(name):
 @given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6))
 def test_swapping_the_two_trajectories_negates_the_oracle(first, second):
     assert oracle(played(first), played(second)) == -oracle(played(second), played(first))
+
+
+@pytest.mark.parametrize("name", ["ANNOTATORS", "BUFFER_MODES", "SELECTION_RULES"])
+def test_a_profile_knows_the_names_that_its_parts_have(name: str):
+    """Written down twice, so that a profile is checked without the import of torch."""
+    home = annotators if name == "ANNOTATORS" else buffers
+    assert getattr(profiles, name) == getattr(home, name)

@@ -11,8 +11,9 @@ import papermill
 import pytest
 from stand_in import executed_copy, write_job, write_notebook
 
-from mapl_core import jobs, reproduce
-from mapl_core.jobs import DEAD_KERNEL, LOG_BYTES, check_done, check_names, judge, notebook_parameters
+from mapl_core import jobs
+from mapl_core.grid import DAY_MINUTES
+from mapl_core.jobs import DEAD_KERNEL, LOG_BYTES, check_done, check_names, judge, notebook_parameters, read_failure
 from mapl_core.results import ResultError
 
 KNOBS = ("micro_batch_tokens (now 8)", "cached_tokens (now 9)", "samples_per_task (now 4)")
@@ -154,13 +155,13 @@ def test_pm8_a_kernel_that_does_not_start_and_a_cell_that_does_not_end_are_stopp
     """The runner's limit reaches papermill; without one it would wait for ever."""
     started, given = [], {}
     monkeypatch.setattr(jobs.subprocess, "Popen", lambda command, **_: started.append(command))
-    jobs.start(notebook, tmp_path / "job", {"SEED": 1}, 1, reproduce.CELL_MINUTES)
+    jobs.start(notebook, tmp_path / "job", {"SEED": 1}, 1, DAY_MINUTES)
     monkeypatch.setattr(papermill, "execute_notebook", lambda *_, **options: given.update(options))
     monkeypatch.setattr(jobs.threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
     monkeypatch.setattr(jobs.signal, "signal", lambda *_: None)
     assert jobs.main(started[0][-1]) == 0
     assert 60 <= given["start_timeout"] <= 600  # seconds
-    assert given["execution_timeout"] == 60 * reproduce.CELL_MINUTES <= 7 * 24 * 3600
+    assert given["execution_timeout"] == 60 * DAY_MINUTES <= 7 * 24 * 3600
     assert given["parameters"] == {"SEED": 1} and given["kernel_name"] == "python3"
 
 
@@ -178,6 +179,32 @@ def test_pm9_logs_stay_short_and_keep_their_end(job: Path, notebook: Path):
     kept = (job / "log.txt").read_text().splitlines()
     assert (job / "log.txt").stat().st_size < LOG_BYTES + 100
     assert kept[0] == "(earlier lines dropped)" and kept[-1] == lines[-1] and kept[1] in lines
+
+
+def test_a_failure_is_noted_for_the_status_table_and_forgotten_by_the_next_start(
+    job: Path, notebook: Path, monkeypatch: pytest.MonkeyPatch
+):
+    stop_at(job, 4, ("RuntimeError", "the toy broke"))
+    problem = judge(notebook, job, 1, KNOBS)
+    assert read_failure(job) == problem != ""
+    monkeypatch.setattr(jobs.subprocess, "Popen", lambda *_, **__: None)
+    jobs.start(notebook, job, {"SEED": 1}, 1, 1)
+    assert read_failure(job) == ""
+
+
+def test_a_job_that_somebody_is_known_to_have_ended_is_not_blamed_on_memory(job: Path, notebook: Path):
+    stop_at(job, 4, None)
+    problem = judge(notebook, job, -9, KNOBS, "Slurm job 7 ended as TIMEOUT: raise --slurm-minutes")
+    assert problem.endswith("): Slurm job 7 ended as TIMEOUT: raise --slurm-minutes") and "cell 4" in problem
+
+
+def test_a_failure_on_a_full_disk_names_the_disk_whatever_the_error_was(job: Path, notebook: Path, monkeypatch):
+    """The log that would tell may be empty, since nothing could be written to it."""
+    (job / "notebook.ipynb").unlink()
+    (job / "log.txt").write_text("")
+    monkeypatch.setattr(jobs.shutil, "disk_usage", lambda folder: SimpleNamespace(free=4096))
+    remedy = f"the disk of {job} is full: free some space, or choose another folder with --results"
+    assert judge(notebook, job, 1, KNOBS) == f"05_tldr.ipynb: no message; {remedy}"
 
 
 def test_judging_changes_neither_notebook_nor_results(job: Path, notebook: Path):

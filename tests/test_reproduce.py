@@ -11,85 +11,22 @@ import os
 import re
 import signal
 import subprocess
-import sys
-import time
+import threading
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 import yaml
-from stand_in import PROFILE, executed_copy, write_job, write_notebook, write_parameters
+from stand_in import PROFILE
+from workplace import MADPO, MARLHF, Workplace, results_of, wait_for
 
-from mapl_core import reproduce
+from mapl_core import jobs, reproduce
+from mapl_core import plan as planning
 from mapl_core.grid import Job, parse
 from mapl_core.profiles import load_profile
-from mapl_core.reproduce import main
-from mapl_core.results import as_plain, folder_lock
-
-ROOT = Path(__file__).resolve().parent.parent
-SCORES = [{"a": 0.2, "b": 0.4}, {"a": 0.6, "b": 0.8}]
-MADPO, MARLHF = Job("tldr", "madpo", "dec-dec", 0), Job("tldr", "marlhf", "dec-dec", 0)
-
-
-class Workplace:
-    """A profile, a notebook and a results folder of one test's own."""
-
-    def __init__(self, folder: Path):
-        self.profile, self.notebooks, self.results = folder / "toy.yaml", folder / "notebooks", folder / "results"
-        self.profile.write_text(PROFILE)
-        self.notebook = write_notebook(self.notebooks)
-        self.jobs = self.results / "toy" / "jobs"
-
-    def settings(self, job: Job) -> dict:
-        config = load_profile(self.profile).config(
-            domain=job.domain, method=job.method, paradigm=job.paradigm, seed=job.seed
-        )
-        return as_plain(asdict(config))
-
-    def finish(self, job: Job) -> Path:
-        """Leave what a successful job leaves."""
-        name = (job.method, job.paradigm, job.seed)
-        folder = write_job(self.results / "toy", name, SCORES, parameters=self.settings(job))
-        executed_copy(self.notebook, folder)
-        return folder
-
-    def arguments(self, *more: str) -> list[str]:
-        return ["--profile", str(self.profile), "--results", str(self.results), *more]
-
-    def run(self, *more: str) -> int:
-        return main(self.arguments(*more), self.notebooks)
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
-    monkeypatch.setattr(reproduce, "_check_data", lambda *_: None)
-    monkeypatch.setattr(reproduce, "POLL_SECONDS", 0.01)
-    return Workplace(tmp_path)
-
-
-@pytest.fixture
-def started(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the jobs that were started; each is finished at once instead of running a notebook."""
-    names: list[str] = []
-
-    class Finished:
-        returncode = 0
-
-        def poll(self) -> int:
-            return 0
-
-    def start(notebook: Path, folder: Path, parameters: dict, threads: int, minutes: float) -> Finished:
-        job = Job("tldr", parameters["METHOD"], parameters["PARADIGM"], parameters["SEED"])
-        assert folder == place.jobs / job.name == Path(parameters["OUTPUT_DIR"]) and minutes > 0
-        names.append(job.name)
-        place.finish(job)
-        return Finished()
-
-    monkeypatch.setattr(reproduce.jobs, "start", start)
-    return names
-
+from mapl_core.results import folder_lock
 
 # -- what runs and what does not ---------------------------------------------------------------------------------------
 
@@ -178,11 +115,133 @@ def test_save4_a_table_leaves_out_jobs_made_with_other_settings(place: Workplace
     assert "MADPO, Dec-Dec |" not in table and "MARLHF, Dec-Dec |" in table
 
 
-def test_a_failing_job_does_not_stop_the_others_and_is_listed_at_the_end(
+def test_save4_a_job_made_by_other_code_is_reported_and_force_outdated_runs_no_other_again(
+    place: Workplace, started: list[str], capsys
+):
+    place.finish(MADPO)
+    place.change_code("mapl_core.losses", "mapl_core.updates")
+    place.finish(MARLHF)
+    request = ("--methods", "madpo,marlhf", "--paradigms", "dec-dec")
+    assert place.run(*request) == 2
+    error = capsys.readouterr().err
+    assert f"{MADPO.name}: the code of losses, updates has changed" in error and MARLHF.name not in error
+    assert started == []
+    assert place.run(*request, "--force", "outdated") == 0
+    assert started == [MADPO.name]
+    assert place.run(*request) == 0 and started == [MADPO.name]
+
+
+def test_save4_a_job_without_a_record_of_its_code_is_not_reused(place: Workplace, started: list[str], capsys):
+    manifest = place.finish(MADPO) / "manifest.json"
+    record = json.loads(manifest.read_text())
+    del record["inputs"]
+    manifest.write_text(json.dumps(record))
+    assert place.run("--methods", "madpo", "--paradigms", "dec-dec") == 2
+    assert "did not record code, tasks and weights" in capsys.readouterr().err and started == []
+
+
+def test_save4_an_interrupted_job_of_other_code_is_not_continued(place: Workplace, started: list[str], capsys):
+    folder = place.stop(MADPO, 2)
+    (folder / "checkpoint.pt").write_text("x")
+    request = ("--methods", "madpo", "--paradigms", "dec-dec")
+    assert place.run(*request, "--dry-run") == 0
+    assert "resumable: iteration 2 of 4" in capsys.readouterr().out
+    place.change_code("mapl_core.losses")
+    assert place.run(*request) == 2
+    told = f"{MADPO.name}: stopped at iteration 2 of 4; the code of losses has changed"
+    assert told in capsys.readouterr().err and (folder / "checkpoint.pt").exists() and started == []
+    assert place.run(*request, "--force", "outdated") == 0
+    assert started == [MADPO.name] and not (folder / "checkpoint.pt").exists()
+
+
+def test_a_job_serves_every_table_and_figure_and_is_trained_once(place: Workplace, started: list[str], capsys):
+    request = ("--methods", "madpo", "untrained", "--experiments")
+    assert place.run(*request, "table1", "figure2") == 0
+    assert len(started) == len(set(started)) == 4
+    for experiment, files in (("figure2", {"figure2_tldr.svg"}), ("table1", {"table1.md"})):
+        capsys.readouterr()
+        assert place.run(*request, experiment) == 0
+        assert files <= {Path(line).name for line in capsys.readouterr().out.splitlines() if line.startswith("wrote ")}
+    assert len(started) == 4, "another table trained something again"
+
+
+def test_a_job_that_cannot_even_start_leaves_the_rest_running(
+    place: Workplace, started: list[str], monkeypatch, capsys
+):
+    start = jobs.start
+
+    def full(notebook: Path, folder: Path, *rest: object) -> object:
+        if "madpo-cen" in folder.name:
+            raise OSError(28, "No space left on device")
+        return start(notebook, folder, *rest)
+
+    monkeypatch.setattr(jobs, "start", full)
+    assert place.run("--methods", "madpo") == 1
+    assert len(started) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(
+        "failed: tldr-madpo-cen-cen-seed0: 05_tldr.ipynb: it could not be started: [Errno 28] No space"
+    )
+
+
+def test_jobs_left_behind_by_a_killed_runner_are_waited_for(place: Workplace, started: list[str], monkeypatch, capsys):
+    monkeypatch.setattr(planning.await_orphans, "__defaults__", (0.3,))
+    request = ("--methods", "madpo", "--paradigms", "dec-dec")
+    with folder_lock(place.jobs / MADPO.name, name=jobs.JOB_LOCK):
+        assert place.run(*request) == 2
+    assert f"{MADPO.name} is being run by another process" in capsys.readouterr().err and started == []
+    monkeypatch.setattr(planning.await_orphans, "__defaults__", (30.0,))
+    lock = folder_lock(place.jobs / MADPO.name, name=jobs.JOB_LOCK)
+    lock.__enter__()
+    threading.Timer(0.5, lock.__exit__, (None, None, None)).start()
+    assert place.run(*request) == 0 and started == [MADPO.name]
+
+
+def test_a_job_takes_as_long_as_its_cell_took_or_its_share_of_what_others_took():
+    other_seed, cen = Job("tldr", "madpo", "dec-dec", 1), Job("tldr", "madpo", "cen-cen", 0)
+    coophe = Job("coophe", "marlhf", "dec-dec", 0)
+    assert planning.expected_seconds(MADPO, {}) == MADPO.weight
+    assert (
+        planning.expected_seconds(MADPO, {other_seed: 30.0, Job("tldr", "madpo", "dec-dec", 2): 50.0, cen: 1.0}) == 40.0
+    )
+    assert planning.expected_seconds(cen, {other_seed: 30.0, coophe: 9000.0}) == pytest.approx(30.0 * cen.weight)
+    assert planning.expected_seconds(MADPO, {coophe: 90.0}) == pytest.approx(90.0 / coophe.weight)
+
+
+def test_long_jobs_start_first_as_far_as_they_were_measured(place: Workplace, started: list[str]):
+    for method, seconds in (("untrained", 1000.0), ("marlhf", 10.0)):
+        manifest = place.finish(Job("tldr", method, "dec-dec", 1)) / "manifest.json"
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"seconds": seconds}))
+    assert place.run("--methods", "untrained", "marlhf", "--paradigms", "dec-dec", "--jobs", "1") == 0
+    assert started == ["tldr-untrained-dec-dec-seed0", "tldr-marlhf-dec-dec-seed0"]
+
+
+def test_the_bar_counts_expected_seconds_and_the_iterations_of_running_jobs(place: Workplace):
+    """Costs 10 and 30; the long one was interrupted half-way, so 15 of 40 are no work of this session."""
+    place.stop(MARLHF, 2)
+    plan = planning.make_plan(
+        parse(place.arguments("--methods", "madpo,marlhf", "--paradigms", "dec-dec")), place.notebooks
+    )
+    costs = {MADPO.name: 10.0, MARLHF.name: 30.0}
+    short, long = sorted((replace(entry, cost=costs[entry.job.name]) for entry in plan.to_run), key=lambda e: e.cost)
+    progress = reproduce._Progress([long, short])
+    bar = progress._bar
+    assert (bar.total, bar.initial, bar.n) == (40.0, 15.0, 15.0)
+    place.stop(MARLHF, 3)
+    progress.show([long, short], [long])
+    assert bar.n == 22.5 and "tldr-marlhf-dec-dec-seed0" in str(bar)
+    progress.show([long], [long])
+    assert bar.n == 32.5 and "1 of 2 jobs" in str(bar)
+    progress.show([], [])
+    assert bar.n == 40.0
+    progress.close()
+
+
+def test_run1_a_failing_job_does_not_stop_the_others_and_is_listed_at_the_end(
     place: Workplace, started, monkeypatch, capsys
 ):
     monkeypatch.setattr(
-        reproduce.jobs, "judge", lambda notebook, folder, code, knobs: "boom" if "madpo-cen" in folder.name else ""
+        reproduce.jobs, "judge", lambda notebook, folder, *_: "boom" if "madpo-cen" in folder.name else ""
     )
     assert place.run("--methods", "madpo") == 1
     assert len(started) == 3
@@ -197,7 +256,7 @@ def test_a_table_that_fails_does_not_hide_the_jobs_that_failed(place: Workplace,
 
     monkeypatch.setattr(reproduce.table_formats, "write_table", full)
     monkeypatch.setattr(
-        reproduce.jobs, "judge", lambda notebook, folder, code, knobs: "boom" if "madpo-cen" in folder.name else ""
+        reproduce.jobs, "judge", lambda notebook, folder, *_: "boom" if "madpo-cen" in folder.name else ""
     )
     assert place.run("--methods", "madpo") == 1
     failed = [line for line in capsys.readouterr().err.splitlines() if line.startswith("failed: ")]
@@ -232,30 +291,38 @@ def test_at_most_n_jobs_run_at_a_time(place: Workplace, monkeypatch: pytest.Monk
 
 
 def test_jobs_default_to_cores_divided_by_threads(place: Workplace, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reproduce, "_cores", lambda: 8)
+    monkeypatch.setattr(planning, "_cores", lambda: 8)
     for threads, workers in ((1, 8), (3, 2), (16, 1)):
         place.profile.write_text(PROFILE.replace("train_tasks: 4", f"train_tasks: 4\n  threads: {threads}"))
-        plan = reproduce.make_plan(parse(place.arguments()), place.notebooks)
+        plan = planning.make_plan(parse(place.arguments()), place.notebooks)
         assert (plan.threads, plan.workers) == (threads, workers)
 
 
 def test_jobs_with_the_papers_models_share_no_gpu(place: Workplace, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reproduce, "_cores", lambda: 16)
+    monkeypatch.setattr(planning, "_cores", lambda: 16)
     place.profile.write_text(PROFILE.replace("train_tasks: 4", "train_tasks: 4\n  threads: 4\n  source: paper"))
     for gpu, workers in ((True, 1), (False, 4)):
-        monkeypatch.setattr(reproduce, "_has_gpu", lambda gpu=gpu: gpu)
-        assert reproduce.make_plan(parse(place.arguments()), place.notebooks).workers == workers
-    assert reproduce.make_plan(parse(place.arguments("--jobs", "3")), place.notebooks).workers == 3
+        monkeypatch.setattr(planning, "_has_gpu", lambda gpu=gpu: gpu)
+        assert planning.make_plan(parse(place.arguments()), place.notebooks).workers == workers
+    assert planning.make_plan(parse(place.arguments("--jobs", "3")), place.notebooks).workers == 3
 
 
 # -- requests that cannot be carried out -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [["--slurm-partition", "long"], ["--slurm-minutes", "5", "--slurm-gpus", "1"]])
+def test_run1_slurm_options_without_slurm_exit_with_2(place: Workplace, words: list[str], capsys):
+    assert place.run(*words) == 2
+    assert f"{words[0]}" in (error := capsys.readouterr().err) and "add --executor slurm" in error
 
 
 def nothing_written(place: Workplace) -> bool:
     return not place.results.exists()
 
 
-@pytest.mark.parametrize("flag", ["--profile", "--domains", "--methods", "--paradigms", "--experiments"])
+@pytest.mark.parametrize(
+    "flag", ["--profile", "--domains", "--methods", "--paradigms", "--experiments", "--executor", "--force"]
+)
 def test_run1_an_unknown_value_exits_with_2_and_writes_nothing(place: Workplace, flag: str, capsys):
     assert place.run(flag, "nonsense") == 2
     assert "'nonsense'; valid: " in capsys.readouterr().err and nothing_written(place)
@@ -323,7 +390,7 @@ def test_a_damaged_data_file_exits_with_2_and_writes_nothing(place: Workplace, c
     def broken(*_):
         raise ValueError("tldr_posts.jsonl, line 7: cut short")
 
-    monkeypatch.setattr(reproduce, "_check_data", broken)
+    monkeypatch.setattr(planning, "_check_data", broken)
     assert place.run() == 2
     assert "tldr_posts.jsonl, line 7: cut short" in capsys.readouterr().err and nothing_written(place)
 
@@ -337,7 +404,8 @@ def test_the_tasks_are_read_before_any_job_starts(tmp_path: Path, monkeypatch: p
             read.append((split, source, count))
 
     monkeypatch.setattr("mapl_core.domains.get_domain", lambda name, **options: Reader())
-    reproduce._check_data(load_profile(place.profile), [MADPO, MARLHF])
+    seen = planning.Survey(None, load_profile(place.profile), tmp_path, [MADPO, MARLHF], {}, place.notebooks)
+    planning._check_data(seen)
     assert read == [("train", "pocket", 4), ("eval", "pocket", 4)]
 
 
@@ -371,58 +439,6 @@ def test_a_disk_that_fills_up_is_an_error_and_not_a_success(place: Workplace, st
 
 
 # -- with a kernel -----------------------------------------------------------------------------------------------------
-
-DRIVER = """
-import sys
-from pathlib import Path
-from mapl_core import reproduce
-reproduce._check_data = lambda *_: None
-sys.exit(reproduce.main(sys.argv[2:], Path(sys.argv[1])))
-"""
-
-
-@pytest.fixture
-def command(tmp_path: Path) -> Callable[..., subprocess.Popen]:
-    """Starts the runner on the stand-in notebook, in a process of its own."""
-    place, processes = Workplace(tmp_path), []
-    grid = {job.name: place.settings(job) for job in parse(place.arguments("--domains", "tldr", "--seeds", "3")).jobs}
-    write_parameters(tmp_path / "parameters.json", grid)
-
-    def start(*arguments: str, results: Path, pause: float = 0.0, failures: dict | None = None) -> subprocess.Popen:
-        words = ["--profile", str(place.profile), "--results", str(results), *arguments]
-        environment = os.environ | {
-            "STAND_IN_PARAMETERS": str(tmp_path / "parameters.json"),
-            "STAND_IN_PAUSE": str(pause),
-            "STAND_IN_FAILURES": json.dumps(failures or {}),
-        }
-        process = subprocess.Popen(
-            [sys.executable, "-c", DRIVER, str(place.notebooks), *words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env=environment,
-        )
-        processes.append(process)
-        return process
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.wait()
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "gave up waiting"
-        time.sleep(0.1)
-
-
-def results_of(folder: Path) -> dict[str, bytes]:
-    """Everything that must not differ between equal runs."""
-    kept = [path for pattern in ("**/*.csv", "**/*.md", "**/*.svg") for path in folder.glob(pattern)]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in kept}
 
 
 @pytest.mark.slow

@@ -26,12 +26,15 @@ from mapl_core.results import (
     check_writable,
     commit_and_dirty,
     folder_lock,
+    lock_is_held,
     read_manifest,
     read_metrics,
+    read_progress,
     verify_job,
     write_atomically,
     write_manifest,
     write_metrics,
+    write_progress,
 )
 
 ROW = MetricRow("table1", "toy", "tldr", "madpo", "dec-dec", "current", "decay 0.2", 3, 1, 640, "score", 0.1 + 0.2)
@@ -307,6 +310,28 @@ def test_check_writable_leaves_no_trace_and_names_the_folder_and_the_ways_to_ano
     with pytest.raises(ResultError, match=message):
         check_writable(folder)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_asking_whether_a_folder_is_held_changes_nothing(tmp_path: Path):
+    assert not lock_is_held(tmp_path / "nowhere") and not lock_is_held(tmp_path)
+    with folder_lock(tmp_path):
+        assert lock_is_held(tmp_path) and not lock_is_held(tmp_path, name=".another")
+        assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
+    assert not lock_is_held(tmp_path) and list(tmp_path.iterdir()) == []
+    (tmp_path / ".lock").write_text("1\n")  # left by a process that was killed
+    assert not lock_is_held(tmp_path) and (tmp_path / ".lock").exists()
+
+
+def test_progress_that_cannot_be_read_is_no_progress(tmp_path: Path):
+    assert read_progress(tmp_path) is None
+    write_progress(tmp_path, iteration=1, iterations=4, parameters={"limits": (1, 2)}, inputs={})
+    told = {"iteration": 1, "iterations": 4, "parameters": {"limits": [1, 2]}, "inputs": {}, "fraction": 0.25}
+    assert read_progress(tmp_path) == told
+    write_progress(tmp_path, iteration=0, iterations=0, parameters={}, inputs={})  # an untrained team
+    assert read_progress(tmp_path)["fraction"] == 0.0
+    for damaged in ("{", "[]", '{"iteration": 1}', '{"iteration": "one", "iterations": 2}'):
+        (tmp_path / "progress.json").write_text(damaged)
+        assert read_progress(tmp_path) is None
 
 
 def test_reading_and_writing_results_needs_no_heavy_library():

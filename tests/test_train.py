@@ -16,9 +16,10 @@ from toy_models import trajectory
 
 from mapl_core import domains, train
 from mapl_core.buffers import PreferencePair
+from mapl_core.inputs import Inputs
 from mapl_core.models import load_model
 from mapl_core.profiles import ConfigError, RunConfig
-from mapl_core.results import ResultError, folder_lock, verify_job
+from mapl_core.results import ResultError, folder_lock, read_manifest, read_progress, verify_job
 from mapl_core.reward_model import RewardModel
 from mapl_core.rewards import Reward
 from mapl_core.seeding import Stream
@@ -214,6 +215,40 @@ def test_save2_a_checkpoint_of_another_configuration_or_a_broken_one_is_refused_
         run_mapl(config(), tmp_path, progress=False)
 
 
+def change_losses(monkeypatch) -> None:
+    """From here on the code of losses.py counts as another."""
+    record = Inputs.of
+
+    def changed(self, config):
+        made = record(self, config)
+        return made | {"code": made["code"] | {"mapl_core.losses": "another digest"}}
+
+    monkeypatch.setattr(Inputs, "of", changed)
+
+
+def test_save4_a_finished_run_made_by_other_code_is_trained_anew(config, tmp_path, monkeypatch):
+    run_mapl(config("madpo"), tmp_path, progress=False)
+    built = []
+    monkeypatch.setattr(train, "build_team", lambda config: built.append(config.seed) or build_team(config))
+    change_losses(monkeypatch)
+    run_mapl(config("madpo"), tmp_path, progress=False)
+    assert built == [0]
+    assert read_manifest(tmp_path / "manifest.json")["inputs"]["code"]["mapl_core.losses"] == "another digest"
+
+
+def test_save4_a_checkpoint_says_how_far_it_is_and_is_refused_by_other_code(config, tmp_path, monkeypatch):
+    settings = config("madpo", iterations=4)
+    run = train._Run(settings, build_team(settings), tmp_path)
+    run.finished = 1
+    run.checkpoint()
+    progress = read_progress(tmp_path)
+    assert (progress["iteration"], progress["iterations"], progress["fraction"]) == (1, 4, 0.25)
+    assert progress["parameters"]["method"] == "madpo" and "mapl_core.losses" in progress["inputs"]["code"]
+    change_losses(monkeypatch)
+    with pytest.raises(RuntimeError, match=r"another configuration or code \(the code of losses has changed\); delete"):
+        run_mapl(settings, tmp_path, progress=False)
+
+
 def test_a_second_run_in_the_same_folder_is_refused_with_the_number_of_the_first(config, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "folder_lock", lambda folder, **_: folder_lock(folder))  # without the waiting
     with folder_lock(tmp_path), pytest.raises(ResultError, match=f"in use by process {os.getpid()}"):
@@ -252,7 +287,8 @@ def test_save2_a_checkpoint_stays_where_a_run_can_go_on_from_it(config, tmp_path
     monkeypatch.setattr(train._Run, "update_from_preferences", stop)
     with pytest.raises(error):
         run_mapl(config(), tmp_path, progress=False)
-    assert [path.name for path in tmp_path.iterdir()] == (["checkpoint.pt"] if kept else [])
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == ({"checkpoint.pt", "progress.json"} if kept else set())
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_before_any_model_is_loaded(config, tmp_path, monkeypatch):
