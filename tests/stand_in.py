@@ -69,7 +69,7 @@ write_evaluation(folder / "evaluation.csv", [EvaluationRow(*row) for row in stat
 write_manifest(folder / "manifest.json", files=["metrics.csv", "evaluation.csv"], **made_from,
                task_source="pocket", task_counts={"eval": 3},
                notes={"threads": os.environ["OMP_NUM_THREADS"], "backend": os.environ["MPLBACKEND"]})
-(folder / "progress.json").unlink()
+(folder / "progress.json").unlink(missing_ok=True)
 """
 
 AFTER = """

@@ -6,6 +6,7 @@ submitit and squeue are stand-ins here; test_slurm.py runs the same against the 
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,7 +81,7 @@ def test_every_job_becomes_one_task_of_an_array_with_the_profiles_threads(place:
         "timeout_min": 30,
         "cpus_per_task": 1,
         "slurm_array_parallelism": 5,
-        "slurm_setup": [f"export PYTHONPATH={ROOT}"],
+        "slurm_setup": [f"export PYTHONPATH={shlex.quote(str(ROOT))}"],
         "slurm_partition": "long",
         "mem_gb": 8,
         "gpus_per_node": 1,

@@ -467,7 +467,7 @@ def test_save1_a_runner_killed_in_the_middle_ends_its_kernels_and_finishes_later
     out, err = runner.communicate(timeout=180)
     assert runner.returncode == 0, err
     assert results_of(killed) == results_of(undisturbed)
-    assert len(results_of(killed)) == 8
+    assert len(results_of(killed)) == 10
     starts = (folders[0] / "starts.txt").read_text().split()
     assert starts[0] == "0" and int(starts[1]) >= 1, "the second run did not go on from the checkpoint"
     manifest = json.loads((folders[0] / "manifest.json").read_text())

@@ -44,8 +44,10 @@ def run_notebook(notebook: Path, folder: Path, *parameters: str) -> subprocess.C
 def tiny_profile(tmp_path: Path) -> Path:
     """The pocket profile with fewer of everything: the same path, smaller numbers."""
     values = yaml.safe_load((ROOT / "notebooks" / "profiles" / "pocket.yaml").read_text())
-    values["defaults"] |= {"train_tasks": 4, "eval_tasks": 4, "eval_samples": 2, "iterations": 2}
-    values["defaults"] |= {"samples_per_task": 4, "pairs_per_task": 2}
+    fewer = {"train_tasks": 4, "eval_tasks": 4, "eval_samples": 2, "iterations": 2}
+    fewer |= {"samples_per_task": 4, "pairs_per_task": 2}
+    for settings in (values["defaults"], *values["domains"].values()):
+        settings |= fewer
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(values))
     return tmp_path / "tiny.yaml"
 
@@ -84,7 +86,7 @@ def outcome(runner: subprocess.Popen) -> str:
 
 @pytest.mark.slow
 @pytest.mark.smoke
-@pytest.mark.parametrize("domain", ["tldr"])
+@pytest.mark.parametrize("domain", ["tldr", "coophe"])
 def test_save1_a_pocket_job_killed_in_the_middle_ends_with_the_numbers_of_an_undisturbed_one(
     domain: str, start_runner: Callable[..., subprocess.Popen], tmp_path: Path
 ):
