@@ -73,13 +73,12 @@ import transformers
 from IPython.display import Markdown, display
 
 import mapl_core
+from mapl_core import figures, runs
 from mapl_core.baselines import DiscussionTeam, SequentialTeam
-from mapl_core.figures import COLOURS
 from mapl_core.models import dtype_for
 from mapl_core.notebook import check_parameters, show_figure
 from mapl_core.policies import JointPolicy
 from mapl_core.profiles import load_profile
-from mapl_core.runs import METHOD_NAMES, SINGLE_AGENT
 from mapl_core.sampling import sample_responses
 from mapl_core.seeding import Stream
 from mapl_core.tokens import decode_response
@@ -109,7 +108,7 @@ profile = load_profile(PROFILE)
 config = profile.config(DOMAIN, METHOD, PARADIGM, seed=SEED, **OVERRIDES)
 folder = Path(OUTPUT_DIR or tempfile.mkdtemp(prefix="mapl-baselines-"))
 torch.set_num_threads(config.threads)
-print(f"{METHOD_NAMES[METHOD]} on {DOMAIN}, seed {config.seed}, models "
+print(f"{runs.METHOD_NAMES[METHOD]} on {DOMAIN}, seed {config.seed}, models "
       f"{sorted(set(config.policy_models))}; results in {folder}")
 
 # %% [markdown]
@@ -191,7 +190,7 @@ assert answers["parallel"][0] == answers["sequential"][0]
 # and their random numbers have the same keys, so that what differs is what agents read.
 
 # %%
-def protocol(kind):
+def team_of(kind):
     """A team of the same untrained agents under another protocol."""
     members = parallel.policy.members
     return kind(domain, "dec", [member.base for member in members],
@@ -199,8 +198,8 @@ def protocol(kind):
                 prompt_form=config.prompt_form, budget=parallel.policy.budget)
 
 
-teams = {"parallel": protocol(JointPolicy), "sequential": protocol(SequentialTeam),
-         "discussion": protocol(DiscussionTeam)}
+teams = {"parallel": team_of(JointPolicy), "sequential": team_of(SequentialTeam),
+         "discussion": team_of(DiscussionTeam)}
 for name, team in teams.items():
     ((played,),) = team.sample([task], 1, Stream(SEED, "greedy"), temperature=0.0)
     assert list(played.responses[-1]) == answers[name], name
@@ -294,8 +293,9 @@ trained = ["single_grpo", "single_ppo", "single_dpo", "magrpo", "collm_cc", "mar
            "madpo"]
 budgets = {}
 for method in trained:
-    paradigm = "single" if method in SINGLE_AGENT else "dec-dec"
-    budgets[METHOD_NAMES[method]] = budget(profile.config(DOMAIN, method, paradigm))
+    paradigm = "single" if method in runs.SINGLE_AGENT else "dec-dec"
+    name = runs.METHOD_NAMES[method]
+    budgets[name] = budget(profile.config(DOMAIN, method, paradigm))
 pd.DataFrame(budgets, index=["trained on", "played"]).T
 
 # %% [markdown]
@@ -322,25 +322,26 @@ counted.to_frame("joint responses, oracle calls, tokens")
 per_task = evaluation[evaluation.metric == domain.headline]
 means = per_task.groupby("iteration").value.mean()
 steps = curve[curve.metric == domain.headline].set_index("iteration").env_steps
+name, colours = runs.METHOD_NAMES[METHOD], figures.COLOURS
 figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), constrained_layout=True)
 for _, line in per_task.groupby("task_id"):
     axes[0].plot(steps[line.iteration], line.value, color="#BBBBBB", linewidth=0.7)
-axes[0].plot(steps[means.index], means.values, color=COLOURS[METHOD], marker="o")
+axes[0].plot(steps[means.index], means.values, color=colours[METHOD], marker="o")
 axes[0].set(xlabel="env steps (trained joint responses)", ylabel=domain.headline,
-            ylim=(-0.02, 1.02), title=METHOD_NAMES[METHOD])
-for name, method, marker in (("parallel", "untrained", "o"),
-                             ("sequential", "sequential", "s"),
-                             ("discussion", "discussion", "^")):
-    at, colour = talk.loc[name], COLOURS[method]
+            ylim=(-0.02, 1.02), title=name)
+for protocol, method, marker in (("parallel", "untrained", "o"),
+                                 ("sequential", "sequential", "s"),
+                                 ("discussion", "discussion", "^")):
+    at, colour = talk.loc[protocol], colours[method]
     axes[1].plot(at.written, at[domain.headline], marker, color=colour)
-    axes[1].annotate(name, (at.written, at[domain.headline]), xytext=(5, 5),
+    axes[1].annotate(protocol, (at.written, at[domain.headline]), xytext=(5, 5),
                      textcoords="offset points", color=colour)
 axes[1].set(xlabel="tokens written for one answer", ylim=(-0.02, 1.02),
             title=f"test-time teams, {LOOK_TASKS} tasks")
 axes[1].margins(x=0.25)
 number = per_task.task_id.nunique()
 figure.suptitle(f"{DOMAIN} - {PROFILE}, {number} tasks, seed {SEED}")
-finding = (f"{METHOD_NAMES[METHOD]}: {domain.headline} {means[0]:.2f} at the start and "
+finding = (f"{name}: {domain.headline} {means[0]:.2f} at the start and "
            f"{means[last]:.2f} at the end ({number} tasks, one run; lines are tasks). "
            f"A discussion writes {talk.written['discussion']:.0f} tokens an answer, a "
            f"parallel team {talk.written['parallel']:.0f}.")

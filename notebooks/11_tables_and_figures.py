@@ -67,7 +67,7 @@ import pandas as pd
 from IPython.display import Image, Markdown, display
 
 import mapl_core
-from mapl_core import scoreboard, table_formats
+from mapl_core import scoreboard, table_formats, tables
 from mapl_core.documented import largest_documented_run
 from mapl_core.figures import write_figure2
 from mapl_core.intervals import Interval, best_difference, bootstrap_interval
@@ -75,7 +75,7 @@ from mapl_core.intervals import difference, t_interval
 from mapl_core.notebook import check_parameters
 from mapl_core.report import origin, write_report
 from mapl_core.runs import by_seed, load_results
-from mapl_core.tables import TABLE1, table1
+from mapl_core.tables import table1
 
 pd.set_option("display.max_colwidth", None)  # texts are shown whole
 print(f"python {sys.version.split()[0]}, mapl_core {mapl_core.__version__}, "
@@ -197,7 +197,7 @@ display(Markdown(table_formats.as_markdown(table)))
 # %%
 domain, column = table.columns[0]
 rows = {row: by_seed(runs, column.metric)
-        for row, runs in results.rows(domain, TABLE1).items()}
+        for row, runs in results.rows(domain, tables.TABLE1).items()}
 cells = {row: table.cells[row, domain, column.metric] for row in rows}
 largest = max(rows, key=lambda row: cells[row].value.mean)
 for row in rows:

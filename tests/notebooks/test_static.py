@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mapl_core.jobs import notebook_parameters
-from mapl_core.notebook import cast_parameter
+from mapl_core.notebook import PARAMETER_NAME, cast_parameter
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
@@ -201,6 +201,14 @@ def test_pm3_the_next_cell_checks_every_parameter_and_nothing_else(notebook: Pat
 def test_nb5_every_parameter_is_read(notebook: Path):
     read = {node.id for node in trees(notebook) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     assert sorted(notebook_parameters(notebook).keys() - read) == []
+
+
+@parametrised
+def test_nb5_no_import_looks_like_a_parameter(notebook: Path):
+    """The check takes every UPPER_CASE value for a parameter: it would refuse an imported one."""
+    for node in trees(notebook):
+        if isinstance(node, ast.ImportFrom):
+            assert [alias.name for alias in node.names if PARAMETER_NAME.fullmatch(alias.asname or alias.name)] == []
 
 
 @parametrised
