@@ -35,7 +35,7 @@ RECIPES = {
     for domain, steps_of_sizes in {
         "tldr": (1400, 1200, 800),
         "coophe": (1400, 1200, 800),
-        "bfcl": (4000, 3000, 2000),
+        "bfcl": (6000, 3000, 2000),
         "travel": (4000, 3000, 2000),
     }.items()
 }
