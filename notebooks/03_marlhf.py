@@ -522,8 +522,9 @@ base = team.policy.members[0].base
 model = RewardModel(team.domain, tasks, base, Stream(SEED, "notebook 03/reward model"),
                     max_text_tokens=config.reward_model_tokens,
                     micro_batch_tokens=config.micro_batch_tokens)
-shared, parts = model.item(pairs[0].winner)
-print(base.tokenizer.decode(shared)[:300], "...\n", base.tokenizer.decode(parts)[:400])
+read = model.item(pairs[0].winner)
+print(base.tokenizer.decode(read.prompt)[:300], "...\n",
+      base.tokenizer.decode(read.response)[:400])
 
 # %% [markdown]
 # The fit. Compare the two accuracies, and see from how many pairs each one comes.

@@ -34,7 +34,7 @@
 #
 # | machine | minutes | memory | date |
 # |---|---|---|---|
-# | 2 CPU cores | not measured | not measured | - |
+# | 2 CPU cores | 0.1 | 0.2 GiB | 2026-11-30 |
 
 # %%
 import os
