@@ -96,12 +96,12 @@ def look() -> Machine:
         driver=driver_version(),
         cuda_build=torch.version.cuda or "",
         gpus=tuple(_gpus()),
-        packages={item.metadata["Name"].lower().replace("_", "-"): item.version for item in _distributions()},
+        packages={
+            item.metadata["Name"].lower().replace("_", "-"): item.version
+            for item in importlib.metadata.distributions()
+            if item.metadata["Name"]  # a removed package may leave a nameless trace
+        },
     )
-
-
-def _distributions() -> Iterator[importlib.metadata.Distribution]:
-    yield from (item for item in importlib.metadata.distributions() if item.metadata["Name"])
 
 
 def free_memory() -> float:
@@ -257,7 +257,7 @@ def _model(name: str) -> Finding:
         return Finding(OK, subject, "built in the cache" if built else "will be built first, some minutes on one core")
     if name == SMOLLM2:
         here = any(cache_dir().glob(f"{SMOLLM2}-*/model.safetensors"))
-        return Finding(OK, subject, "in the cache" if here else "will be downloaded once (105 MB) and converted")
+        return Finding(OK, subject, "in the cache" if here else "will be downloaded once (93 MB) and converted")
     hub = HUB_NAME.fullmatch(name)
     if Path(name).expanduser().exists() or not hub:
         return Finding(OK, subject, "a folder on this machine")

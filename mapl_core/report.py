@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mapl_core import scoreboard, table_formats
 from mapl_core.figures import Figure
-from mapl_core.page import page, picture
+from mapl_core.page import page, picture, scroller
 from mapl_core.results import write_atomically
 from mapl_core.runs import Results
 from mapl_core.tables import table1
@@ -57,9 +57,9 @@ def _figures_html(figures: Sequence[Figure]) -> str:
 def _figure_html(figure: Figure) -> str:
     """A panel in a box that scrolls on a narrow screen: shrunk to it, its labels could not be read."""
     (svg,) = (path for path in figure.paths if path.suffix == ".svg")
-    box = f'<div class="scroll" role="region" aria-label="{escape(figure.title)}" tabindex="0">'
+    box = scroller(figure.title, picture(svg, figure.alt_text))
     caption = f"<figcaption><strong>{escape(figure.title)}.</strong> {escape(figure.caption)}</figcaption>"
-    return f"<figure>\n{box}{picture(svg, figure.alt_text)}</div>\n{caption}\n</figure>"
+    return f"<figure>\n{box}\n{caption}\n</figure>"
 
 
 def _origin_html(results: Results, facts: str) -> str:

@@ -221,9 +221,10 @@ def _decode(
             logits, draws[rows, step], temperature=settings.temperature, top_p=settings.top_p, top_k=settings.top_k
         )
         written[rows, step] = tokens.cpu()
-        for row, token in zip(rows.tolist(), tokens.tolist(), strict=True) if constrained else ():
-            if states[row] and not ended[row]:
-                states[row].advance(token)
+        if constrained:
+            for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
+                if states[row] and not ended[row]:
+                    states[row].advance(token)
         stops = torch.isin(tokens, stop).cpu() & ~ended[rows]
         ended[rows[stops]] = True
         lengths[rows[stops]] = step + 1

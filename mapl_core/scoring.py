@@ -327,8 +327,9 @@ def accumulate_logprob_gradients(
     distinct, where = _distinct(items)
     summed = torch.zeros(len(distinct)).index_add(0, torch.tensor(where, dtype=torch.long), weights.float().cpu())
     counts = torch.zeros(len(distinct)).index_add(0, torch.tensor(where, dtype=torch.long), torch.ones(len(where)))
-    used = [i for i in range(len(distinct)) if summed[i] != 0 or kl_weight]
-    unused = [i for i in range(len(distinct)) if i not in set(used)]  # a zero weight needs no graph
+    used, unused = [], []  # a zero weight needs no graph
+    for i, weight in enumerate(summed.tolist()):
+        (used if weight != 0 or kl_weight else unused).append(i)
     values = torch.zeros(len(distinct))
     values[unused] = response_logprobs(adapted, adapter, [distinct[i] for i in unused], max_tokens=max_tokens)
     total_kl = 0.0
