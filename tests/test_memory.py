@@ -28,9 +28,12 @@ print(pages() - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the settings are glibc's")
 def test_a_freed_tensor_s_pages_are_used_again():
-    """Without the settings this takes up to 983,000 new pages, depending on what lies at the end of the heap."""
+    """Without the settings this takes up to 983,000 new pages, depending on what lies at the end of the heap.
+
+    With them it takes a few, or those of one tensor (6,144): the system may take idle pages away in between.
+    """
     run = [sys.executable, "-c", COUNT_FAULTS]
-    assert int(subprocess.run(run, capture_output=True, text=True, check=True).stdout) < 1000
+    assert int(subprocess.run(run, capture_output=True, text=True, check=True).stdout) < 50_000
 
 
 def test_the_settings_are_those_of_mallopt_and_all_must_be_taken(monkeypatch):

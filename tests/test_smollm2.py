@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from timing import within
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -329,9 +329,7 @@ def test_env8_the_real_wheel_becomes_a_fast_model_with_the_same_logits(tmp_path,
     converted = count_conversions(monkeypatch)
     cache = tmp_path / "cache"
     load_model("smollm2-135m-instruct", cache_dir=cache, device="cpu")
-    start = time.process_time()  # of this process: a busy machine must not fail the test
-    loaded = load_model("smollm2-135m-instruct", cache_dir=cache, device="cpu")
-    assert time.process_time() - start < 3.0
+    loaded = within(3.0, lambda: load_model("smollm2-135m-instruct", cache_dir=cache, device="cpu"))
     assert len(converted) == 1 and "Converting" in capfd.readouterr().err
     assert loaded.tokenizer.eos_token_id == loaded.tokenizer.pad_token_id == loaded.model.config.eos_token_id == 2
     ids = torch.tensor([loaded.tokenizer("Two agents write one summary of a post.").input_ids])

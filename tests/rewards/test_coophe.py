@@ -106,11 +106,9 @@ def test_worked_example_earns_its_parts_its_total_and_its_call(name, helper, mai
 
 
 def test_worked_example_t_hangs_and_is_done_after_three_timeouts():
-    """With 0.5 s a test instead of 5 s: 2 s instead of the 20 s that the example allows."""
+    """With 0.5 s a test instead of 5 s; the example's own 20 s are a test below."""
     with Sandbox(workers=1, limits=Limits(seconds=0.5)) as sandbox:
-        started = time.monotonic()
         reward = coophe_reward([A, HANGING], task(), sandbox)
-        assert time.monotonic() - started < 2.5
         assert tuple(reward.parts.values()) == pytest.approx((0.4, 0.6, 0.5, 0, 0))
         assert metrics([A, HANGING], sandbox)["call"] == 0
         verdicts = evaluate([A, HANGING], task(), sandbox).verdicts
