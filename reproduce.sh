@@ -7,7 +7,8 @@
 #   ./reproduce.sh lab                                  the notebooks
 #
 # MAPL_PYTHON   the Python to use (3.11 or 3.12); default: the first that works
-# MAPL_TORCH    cpu, cuda, or keep (whatever pip is set up to bring); default: cpu without an NVIDIA GPU
+# MAPL_TORCH    cpu, cuda, or keep (whatever pip is set up to bring); default: the choice that .venv was made with, at
+#               first cpu without an NVIDIA GPU and cuda with one
 # MAPL_WHEELS   a folder of wheels to install from, without any network
 # MAPL_TORCH_INDEX   where CPU builds of torch are looked for when pip's own sources have none
 set -euo pipefail
@@ -52,7 +53,8 @@ how_to_get_python() {
                 say "    sudo dnf install -y python3.11"
                 say "or, where that package does not exist (any Linux):"
             fi
-            say "    pip install uv && uv python install 3.11"
+            say "    curl -LsSf https://astral.sh/uv/install.sh | sh"
+            say "which brings uv; this script then lets it fetch Python 3.11 (open a new shell first, so that uv is found)."
             ;;
     esac
     exit 2
@@ -89,12 +91,16 @@ pip_install() {
     fi
 }
 
-# cpu or cuda or keep: what was asked for, else what this machine has.
+# cpu or cuda or keep: what was asked for, else what .venv was made with, else what this machine has.
 choose_torch() {
+    local made=""
+    if [ -f "$venv/mapl-installed" ]; then read -r _ _ made _ <"$venv/mapl-installed" || true; fi
     case "${MAPL_TORCH:-}" in
         cpu | cuda | keep) printf '%s\n' "$MAPL_TORCH" ;;
         "")
-            if [ "$(uname -s)" != Linux ]; then
+            if [ -n "$made" ]; then
+                printf '%s\n' "$made"
+            elif [ "$(uname -s)" != Linux ]; then
                 printf 'keep\n' # only on Linux does the plain wheel bring the CUDA libraries
             elif command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
                 printf 'cuda\n'
@@ -106,15 +112,27 @@ choose_torch() {
     esac
 }
 
-# Brings torch as the pin wants it. The requirements accept any build of that version, so they leave it alone.
+# The local part of the version of torch in .venv, such as +cpu or +cu130; empty if it has none, or torch is not there.
+torch_build() {
+    "$python" -c 'import importlib.metadata as m; print("".join(m.version("torch").partition("+")[1:]))' 2>/dev/null || true
+}
+
+# Brings torch as the pin wants it. The requirements accept any build of that version, so they leave it alone, and a
+# build that is there already is replaced here or never.
 install_torch() {
     local choice="$1" pin
     pin="$(grep -E '^torch==' "$here/requirements.txt")"
+    if [ "$choice" = cuda ] && [ "$(torch_build)" = +cpu ]; then
+        pip_install --force-reinstall --no-deps "$pin" || fail "pip could not replace the CPU build of torch; see above"
+        if [ "$(torch_build)" = +cpu ]; then
+            fail "MAPL_TORCH is cuda, but pip's own sources have a CPU build of torch only; correct them, or set MAPL_TORCH=cpu"
+        fi
+    fi
     if [ "$choice" != cpu ]; then
         say "torch: $choice ($([ "$choice" = cuda ] && echo 'an NVIDIA GPU' || echo "pip's own choice"); MAPL_TORCH=cpu changes it)"
     elif pip_install "$pin+cpu" 2>/dev/null; then
         say "torch: a CPU build, from pip's own sources (MAPL_TORCH=cuda changes it)"
-    elif [ -z "${MAPL_WHEELS:-}" ] && pip_install --retries 0 --timeout 20 --index-url "$torch_index" "$pin" 2>/dev/null; then
+    elif [ -z "${MAPL_WHEELS:-}" ] && pip_install --force-reinstall --no-deps --retries 0 --timeout 20 --index-url "$torch_index" "$pin" 2>/dev/null; then
         say "torch: a CPU build, from $torch_index (MAPL_TORCH=cuda changes it)"
     else
         say "torch: no CPU build to be had, so the plain one, which may bring gigabytes of CUDA libraries"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -192,6 +192,22 @@ class AdaptedModel:
             return weight
         update = module.lora_B[adapter].weight.detach().float() @ module.lora_A[adapter].weight.detach().float()
         return (weight.float() + module.scaling[adapter] * update).to(weight.dtype)
+
+    def factors(self, modules: Sequence[nn.Module], adapter: str | None) -> tuple[Tensor, Tensor] | None:
+        """The adapter of linear layers that read the same input, as two products in float32: x -> second (first x).
+
+        Returns:
+            first (sum of ranks, in) and second (sum of outs, sum of ranks), block-diagonal and scaled; None if the
+            adapter has no part in any of them.
+        """
+        first, second = [], []
+        for module in modules:
+            if adapter is None or adapter not in getattr(module, "lora_A", ()):
+                second.append(module.weight.new_zeros(module.weight.shape[0], 0, dtype=torch.float32))
+                continue
+            first.append(module.lora_A[adapter].weight.detach().float())
+            second.append(module.scaling[adapter] * module.lora_B[adapter].weight.detach().float())
+        return (torch.cat(first), torch.block_diag(*second)) if first else None
 
     def _lora_layers(self) -> list[nn.Module]:
         return [module for module in self._peft.modules() if hasattr(module, "lora_A")] if self._peft else []

@@ -30,7 +30,7 @@ from mapl_core.seeding import Stream
 from mapl_core.updates import Averages, RewardFunction, TeamOptimizer, group_metrics, numbered_stream
 
 if TYPE_CHECKING:
-    from transformers import Trainer
+    from transformers import Trainer, TrainingArguments
 
 Episode = tuple[Task, int]  # a task and which of its samples
 
@@ -239,6 +239,7 @@ def update_grpo(
             temperature=config.temperature,
             disable_dropout=True,
         )
+        _use_one_device(arguments)
         trainer = GRPOTrainer(
             base.model,
             [training_reward],
@@ -304,6 +305,7 @@ def update_dpo(
             disable_dropout=True,
             remove_unused_columns=False,  # the collator reads them
         )
+        _use_one_device(arguments)
         # Given an adapter without a reference model, TRL would copy the adapter as it is now: the reference would move
         # from iteration to iteration. Without either, it takes the base with the adapter off.
         trainer = PairTrainer(
@@ -374,6 +376,11 @@ def _trl_settings(stream: Stream, config: RunConfig) -> Iterator[dict[str, Any]]
             constants.HF_HUB_DISABLE_TELEMETRY = telemetry_off
             random.setstate(states[0])
             np.random.set_state(states[1])
+
+
+def _use_one_device(arguments: TrainingArguments) -> None:
+    """With several GPUs in sight a Trainer would spread every batch over all of them, and multiply its size."""
+    arguments._n_gpu = min(arguments.n_gpu, 1)
 
 
 def _train(trainer: Trainer, policy: JointPolicy) -> list[Mapping[str, float]]:

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mapl_core.results import ResultError
-from mapl_core.runs import METHOD_NAMES, PARADIGM_NAMES, Results, Run
+from mapl_core.runs import DOMAIN_NAMES, METHOD_NAMES, PARADIGM_NAMES, Results, Run
 from mapl_core.tables import COLUMNS
 
-DOMAIN_NAMES = {"tldr": "TLDR", "coophe": "CoopHE", "bfcl": "BFCL", "travel": "Travel"}
 EQUIVALENCE_POINTS = {"pocket": 3.0}  # margin of claim 2; one point in every other profile
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mapl_core.grid import DOMAIN_NOTEBOOKS, ROOT
+from mapl_core.memory import free_memory
 from mapl_core.model_names import HUB_NAME, SMOLLM2, check_model_name
 from mapl_core.pocket.common import WEIGHTS, cache_dir
 from mapl_core.profiles import Profile, RunConfig, load_profile
@@ -104,13 +106,6 @@ def look() -> Machine:
     )
 
 
-def free_memory() -> float:
-    """GiB that a new process could take without swapping."""
-    import psutil
-
-    return psutil.virtual_memory().available / GIB
-
-
 def driver_version() -> str:
     """Version of the NVIDIA driver, such as "580.65.06"; empty without one."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -166,7 +161,7 @@ def _packages(machine: Machine, with_gpu: bool) -> Iterator[Finding]:
                 missing.append(requirement.name)
             elif not requirement.specifier.contains(version, prereleases=True):
                 wrong.append(f"{requirement.name} {version} instead of {requirement.specifier}")
-        remedy = f"; run: {sys.executable} -m pip install -r {name}"
+        remedy = "; run: " + shlex.join([sys.executable, "-m", "pip", "install", "-r", str(ROOT / name)])
         if wrong or (missing and required):
             absent = [f"{package} is missing" for package in missing] if required else []
             yield Finding(FAILURE, name, ", ".join([*wrong, *absent]) + remedy)
@@ -202,7 +197,7 @@ def _gpu(machine: Machine, profile: Profile) -> Finding:
         return Finding(state, "gpu", f"none{wanted}" + ("; choose --profile small or pocket" if needed else ""))
     if not machine.cuda_build:
         return Finding(
-            state, "gpu", f"torch is a build for the CPU{wanted}; run: MAPL_TORCH=cuda ./reproduce.sh --list"
+            state, "gpu", f"torch is a build for the CPU{wanted}; run: MAPL_TORCH=cuda ./reproduce.sh --dry-run"
         )
     if int(machine.driver.split(".")[0]) < CUDA_13_DRIVER and machine.cuda_build.startswith("13"):
         return Finding(

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from mapl_core import figures, report, scoreboard, table_formats
+from mapl_core.grid import parse
+from mapl_core.plan import AGAIN, OUTDATED, survey
 from mapl_core.results import (
     EVALUATION_FILE,
     MANIFEST_FILE,
@@ -101,6 +103,20 @@ def _job(run: Run) -> dict[str, Any]:
     return entry | {"tasks": run.manifest.get("tasks", {}).get("counts", {})}
 
 
+def check_up_to_date(source: Path, profile: str | None = None) -> None:
+    """Refuse results that the runner would not use.
+
+    Raises:
+        ResultError: naming the jobs that are damaged, or were made with other settings, code, tasks or weights.
+    """
+    request = parse(["--profile", profile or source.name, "--results", str(source.resolve().parent)])
+    found = survey(request).found
+    wrong = [f"  {job.name}: {of}" for job, of in found.items() if of.state in (OUTDATED, AGAIN)]
+    if wrong:
+        listed = "\n".join(wrong)
+        raise ResultError(f"cannot document these jobs; run them again with --force outdated first:\n{listed}")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line: document a profile's results and write its tables, figures, scoreboard and report beside it."""
     parser = argparse.ArgumentParser(prog="python -m mapl_core.documented", description=main.__doc__)
@@ -108,7 +124,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", help="docs/runs/<profile>-<date>")
     parser.add_argument("--command", required=True, help="exactly what was typed")
     parser.add_argument("--machine", required=True, help="cores, memory, and what else ran there")
+    parser.add_argument("--profile", help="name or .yaml file; default: the name of the source's folder")
     given = parser.parse_args(arguments)
+    check_up_to_date(Path(given.source), given.profile)
     paths = document(load_results(given.source), given.folder, command=given.command, machine=given.machine)
     results, folder = load_results(given.folder), Path(given.folder)
     paths += table_formats.write_table(table1(results), folder, "table1")

@@ -16,6 +16,7 @@ from typing import Any
 from mapl_core.intervals import OVER_SEEDS, OVER_TASKS, Interval, difference, interval
 from mapl_core.results import ResultError, write_atomically
 from mapl_core.runs import (
+    DOMAIN_NAMES,
     METHOD_NAMES,
     PARADIGM_NAMES,
     Results,
@@ -44,7 +45,6 @@ COLOURS = {
     "madpo": "#D55E00",
 }
 LINE_STYLES = {"dec-dec": "-", "cen-cen": "--", "dec-cen": ":", "single": "-."}
-DOMAIN_NAMES = {"tldr": "TLDR", "coophe": "CoopHE", "bfcl": "BFCL", "travel": "Travel"}
 
 
 @dataclass(frozen=True)
@@ -189,9 +189,10 @@ def finding(rows: Mapping[TableRow, Mapping[int, Run]], metric: str) -> str:
         return sentence
     compared = [row for row in means if final[row].keys() & final[UNTRAINED].keys()]
     above = [row for row in compared if difference(final[row], final[UNTRAINED]).low > 0]
-    kind = "over seeds" if compared and len(final[compared[0]].keys() & final[UNTRAINED].keys()) > 1 else OVER_TASKS
+    kinds = {difference(final[row], final[UNTRAINED]).kind for row in compared}
+    kind = " or ".join(sorted(kinds))
     return (
-        f"{sentence} {len(above)} of {len(compared)} trained teams end above the untrained team "
+        f"{sentence} {len(above)} of {len(compared)} trained rows end above the untrained team "
         f"({100 * interval(final[UNTRAINED]).mean:.1f} %): the 95 % interval of the paired difference, {kind}, "
         "lies above 0."
     )

@@ -112,11 +112,21 @@ class Request:
         return sorted(grid, key=lambda job: -job.weight)
 
     def with_defaults(self, grid: Mapping[str, Sequence[str]]) -> Request:
-        """The request with a profile's own domains, methods and paradigms where the command line gives none."""
+        """The request with a profile's own domains, methods and paradigms where the command line gives none.
+
+        A method that is asked for by name, and has no row under the profile's own paradigms, runs under all of its own.
+
+        Raises:
+            UsageError: if no row is left.
+        """
         domains = self.domains or [name for name in DOMAIN_NOTEBOOKS if name in grid.get("domains", DOMAIN_NOTEBOOKS)]
         methods = self.methods or _choose("methods of the profile's grid", grid.get("methods"), METHOD_NAMES)
         paradigms = self.paradigms or _choose("paradigms of the profile's grid", grid.get("paradigms"), PARADIGM_NAMES)
-        return replace(self, domains=domains, methods=methods, paradigms=paradigms)
+        if self.methods and not self.paradigms:
+            rows = [row for experiment in self.experiments for row in EXPERIMENTS[experiment].rows]
+            covered = {row.method for row in rows if row.paradigm in paradigms}
+            paradigms += sorted({row.paradigm for row in rows if row.method in set(self.methods) - covered})
+        return _with_jobs(replace(self, domains=domains, methods=methods, paradigms=paradigms))
 
 
 def jobs_below(profile_folder: Path) -> list[Job]:
@@ -148,9 +158,14 @@ def parse(arguments: Sequence[str]) -> Request:
         force=_one_of("--force", given.force, FORCE) if given.force else None,
         slurm=_slurm(given),
     )
+    return _with_jobs(request)
+
+
+def _with_jobs(request: Request) -> Request:
     if not request.jobs:
+        asked = f"{', '.join(request.methods or ['any'])} under {', '.join(request.paradigms or ['any'])}"
         rows = ", ".join(f"{row.method} {row.paradigm}" for row in TABLE1)
-        raise UsageError(f"no job has one of these methods under one of these paradigms; the rows are: {rows}")
+        raise UsageError(f"no job has one of these methods under one of these paradigms: {asked}; the rows are: {rows}")
     return request
 
 
@@ -171,7 +186,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--seeds", nargs="+", default=["1"], metavar="N", help="number of seeds; or a list such as 0,3,7"
     )
     parser.add_argument("--experiments", **several, help=f"default: all of {', '.join(EXPERIMENTS)}")
-    parser.add_argument("--jobs", metavar="N", help="jobs at a time; default: cores divided by the profile's threads")
+    parser.add_argument("--jobs", metavar="N", help="jobs at a time; default: cores / the profile's threads, as memory allows")
     parser.add_argument("--results", default=ROOT / "results", metavar="DIR", help="default: results/ of this project")
     parser.add_argument("--dry-run", action="store_true", help="show what would run, write nothing")
     parser.add_argument(

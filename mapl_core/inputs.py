@@ -25,7 +25,7 @@ NO_INFLUENCE = frozenset(
     f"mapl_core.{name}"
     for name in (
         *("domains", "model_names", "notebook"),  # look names up, check and cast
-        *("inputs", "results", "memory", "wheels"),  # record, write, free and fetch
+        *("inputs", "results", "runs", "memory", "wheels"),  # record, write, read, free and fetch
         # make tasks and weights that are compared themselves
         *("pocket", "pocket.common", "pocket.build", "pocket.pretrain", "pocket.measure", "pocket.travel_mixture"),
     )

@@ -1,4 +1,4 @@
-"""Host memory of a run that computes on the processor."""
+"""Host memory: how much is free, and how a run that computes on the processor keeps its own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ import platform
 # Parameters of glibc's mallopt(3), and the largest block that may come from the heap.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 LARGEST_KEPT = 32 * 2**20
+
+
+def free_memory() -> float:
+    """GiB that a new process could take without swapping."""
+    import psutil
+
+    return psutil.virtual_memory().available / 2**30
 
 
 def keep_freed_memory() -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 from mapl_core import jobs
 from mapl_core.grid import BASELINES_NOTEBOOK, NOTEBOOK_FOLDER, Job, Request, UsageError, jobs_below
 from mapl_core.inputs import PROGRAM, Inputs, changed_inputs, changed_parameters
+from mapl_core.memory import free_memory
 from mapl_core.results import MANIFEST_FILE, ResultError, as_plain, lock_is_held, read_progress, verify_job
 
 MEMORY_KNOBS = ("micro_batch_tokens", "cached_tokens", "samples_per_task")
@@ -190,14 +191,17 @@ class PlannedJob:
 
 @dataclass(frozen=True)
 class Plan:
-    """All jobs of a request, the profile's folder, how many run at a time, and finished jobs that no table may use."""
+    """All jobs of a request, the profile's folder, how many run at a time, and other jobs that no table may use.
+
+    Those are outdated or damaged: `left_out`.
+    """
 
     profile_name: str
     folder: Path
     threads: int
     workers: int
     jobs: list[PlannedJob]
-    outdated: list[str]
+    left_out: list[str]
 
     @property
     def to_run(self) -> list[PlannedJob]:
@@ -231,7 +235,12 @@ def make_plan(request: Request, notebook_folder: Path = NOTEBOOK_FOLDER, inputs:
             f"jobs in {seen.folder} were made with other settings, code, tasks or weights:\n{listed}\n"
             "give --force outdated to run just these again, --force to run all again, or --results DIR to keep both"
         )
-    left_out = sorted(job.name for job in outdated.keys() - set(seen.asked) if seen.found[job].is_whole)
+    others = {job: found for job, found in seen.found.items() if job not in seen.asked}
+    left_out = sorted(
+        job.name
+        for job, found in others.items()
+        if (found.state == AGAIN and not found.is_whole) or (found.state == OUTDATED and found.is_whole)
+    )
     return Plan(seen.profile.name, seen.folder, seen.profile.threads, _workers(seen), planned, left_out)
 
 
@@ -286,7 +295,7 @@ def await_orphans(planned: Iterable[PlannedJob], seconds: float = ORPHAN_SECONDS
 
 
 def _workers(seen: Survey) -> int:
-    """As asked. Else on Slurm as many as it lets in; here one job for every `threads` cores.
+    """As asked. Else on Slurm as many as it lets in; here one job for every `threads` cores, if free memory holds them.
 
     But jobs with the paper's models fill a GPU, so of these only one runs at a time.
     """
@@ -296,7 +305,10 @@ def _workers(seen: Survey) -> int:
     if request.slurm:
         return max(1, len(seen.asked))
     sources = {seen.config(job).source for job in seen.asked}
-    return 1 if "paper" in sources and _has_gpu() else max(1, _cores() // threads)
+    if "paper" in sources and _has_gpu():
+        return 1
+    held = seen.profile.needs.get("memory_gib")
+    return max(1, min(_cores() // threads, int(free_memory() // held) if held else _cores()))
 
 
 def _check_models(seen: Survey, to_run: Sequence[Job]) -> None:

@@ -380,7 +380,7 @@ class Profile:
 
     @property
     def threads(self) -> int:
-        return int(self.values.get("defaults", {}).get("threads", 1))
+        return int((self.values.get("defaults") or {}).get("threads", 1))
 
     def config(self, domain: str, method: str, paradigm: str = "dec-dec", seed: int = 0, **overrides: Any) -> RunConfig:
         """The configuration of one run.
@@ -400,10 +400,11 @@ class Profile:
         for layer in (
             self.values.get("defaults"),
             {k: v for k, v in of_domain.items() if k not in ("methods", "paradigms")},
-            self.values.get("methods", {}).get(method),
-            self.values.get("paradigms", {}).get(paradigm),
-            of_domain.get("methods", {}).get(method),
-            of_domain.get("paradigms", {}).get(paradigm),
+            *(
+                (part.get(group) or {}).get(name)
+                for part in (self.values, of_domain)
+                for group, name in (("methods", method), ("paradigms", paradigm))
+            ),
             overrides,
         ):
             chosen.update(layer or {})
@@ -439,6 +440,9 @@ def load_profile(name: str | Path) -> Profile:
         raise ConfigError(
             f"{path}: a profile has the keys {', '.join(sorted(allowed))}, and `domains` names at least one"
         )
+    for name in ("defaults", "domains", "methods", "paradigms", "grid", "needs"):
+        if not isinstance(values.get(name) or {}, dict):
+            raise ConfigError(f"{path}: `{name}` is {values[name]!r}; write its entries as `name: value`")
     profile = Profile(path.stem, values)
     if unknown := sorted(set(profile.grid["domains"]) - set(profile.domains)):
         raise ConfigError(

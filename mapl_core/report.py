@@ -100,7 +100,10 @@ def _command(results: Results) -> str:
     """A command that makes the same runs."""
     domains = list(dict.fromkeys(run.metrics[0].domain for run in results.runs))
     seeds = ",".join(str(seed) for seed in sorted({run.seed for run in results.runs}))
-    words = ["--profile", results.profile, "--domains", *domains, "--seeds", seeds if "," in seeds else f"{seeds},"]
+    methods = list(dict.fromkeys(run.metrics[0].method for run in results.runs))
+    paradigms = list(dict.fromkeys(run.metrics[0].paradigm for run in results.runs))
+    words = ["--profile", results.profile, "--domains", *domains, "--methods", *methods, "--paradigms", *paradigms]
+    words += ["--seeds", seeds if "," in seeds else f"{seeds},"]
     return shlex.join(["./reproduce.sh", *words])
 
 

@@ -104,7 +104,7 @@ def _fraction(planned: PlannedJob) -> float:
 
 def write_experiments(request: Request, plan: Plan) -> list[Path]:
     """Tables, figures and scoreboard of the request, and the report, from the profile's finished jobs; all paths."""
-    results, written, panels = load_results(plan.folder, plan.outdated), [], []
+    results, written, panels = load_results(plan.folder, plan.left_out), [], []
     if "table1" in request.experiments:
         written += table_formats.write_table(tables.table1(results), plan.folder / "tables", "table1")
     if "figure2" in request.experiments:
@@ -147,7 +147,8 @@ def main(arguments: Sequence[str] | None = None, notebook_folder: Path = NOTEBOO
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\ninterrupted; finished jobs are kept, and the same command goes on from here", file=sys.stderr)
+        same = "the same command without --force" if "--force" in arguments else "the same command"
+        print(f"\ninterrupted; finished jobs are kept, and {same} goes on from here", file=sys.stderr)
         return 130
 
 

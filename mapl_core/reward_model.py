@@ -180,8 +180,7 @@ def fit_reward_model(
                     return share * loss
 
                 model.scalar.backward(list(itertools.chain(*zip(*part, strict=True))), loss_of)
-            torch.nn.utils.clip_grad_norm_(model.scalar.parameters(), max_grad_norm)
-            optimizer.step()
+            model.scalar.step(optimizer, max_grad_norm)
     accuracy = float("nan")
     if held_out:
         sides = [items[id(pair.winner)] for pair in held_out], [items[id(pair.loser)] for pair in held_out]

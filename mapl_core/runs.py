@@ -43,6 +43,7 @@ METHOD_NAMES = {
     "marlhf": "MARLHF",
     "madpo": "MADPO",
 }
+DOMAIN_NAMES = {"tldr": "TLDR", "coophe": "CoopHE", "bfcl": "BFCL", "travel": "Travel"}
 # "single" is the paradigm of a single agent; the others are those of a team, (agents)-(comparator).
 PARADIGM_NAMES = {"dec-dec": "Dec-Dec", "cen-cen": "Cen-Cen", "dec-cen": "Dec-Cen", "single": "Single agent"}
 SINGLE_AGENT = ("single_raw", "single_grpo", "single_ppo", "single_dpo")
@@ -177,7 +178,7 @@ def load_results(folder: Path | str, leave_out: Collection[str] = ()) -> Results
 
     Args:
         folder: a job without a finished manifest is skipped.
-        leave_out: names of jobs that must not be used, such as those made with other settings.
+        leave_out: names of jobs that must not be used, such as those made with other settings, or damaged.
 
     Raises:
         ResultError: if a finished job is damaged, or the runs are of several profiles.
@@ -188,7 +189,7 @@ def load_results(folder: Path | str, leave_out: Collection[str] = ()) -> Results
         about = read_json(folder / MANIFEST_FILE)
         runs = _documented_runs(folder, about)
     else:
-        runs = [load_run(job) for job in _finished_jobs(folder) if job.name not in leave_out]
+        runs = [load_run(job) for job in _finished_jobs(folder, leave_out)]
     profiles = sorted({run.metrics[0].profile for run in runs})
     if len(profiles) > 1:
         raise ResultError(f"{folder} holds runs of several profiles ({', '.join(profiles)}); keep them apart")
@@ -209,9 +210,9 @@ def nothing_finished(results: Results, wanted: str) -> ResultError:
     return ResultError(f"no finished job of {wanted} in {results.folder}{hint}; run ./reproduce.sh first")
 
 
-def _finished_jobs(folder: Path) -> list[Path]:
+def _finished_jobs(folder: Path, leave_out: Collection[str]) -> list[Path]:
     jobs = folder / "jobs"
-    folders = sorted(jobs.iterdir()) if jobs.is_dir() else []
+    folders = [job for job in sorted(jobs.iterdir()) if job.name not in leave_out] if jobs.is_dir() else []
     manifests = [(job, job / MANIFEST_FILE) for job in folders]
     return [job for job, manifest in manifests if manifest.is_file() and read_manifest(manifest)["status"] == DONE]
 

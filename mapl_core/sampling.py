@@ -70,8 +70,8 @@ class Decoder(Protocol):
     def prefill(self) -> Tensor:
         """(prompts, vocabulary) logits of the first new token."""
 
-    def start(self, prompt_of_row: Tensor) -> None:
-        """Open one row for each entry: the index of its prompt."""
+    def start(self, prompt_of_row: Tensor, max_new_tokens: int) -> None:
+        """Open one row for each entry: the index of its prompt. No row gets more than that many tokens."""
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append one token to every row; (rows, vocabulary) logits of the next."""
@@ -91,9 +91,18 @@ def choose_tokens(logits: Tensor, uniforms: Tensor, *, temperature: float, top_p
 
     Returns:
         (rows,) token ids.
+
+    Raises:
+        FloatingPointError: if a row holds a NaN, or its largest logit is not finite: any choice would be garbage.
     """
+    largest, ids = logits.max(dim=-1)
+    if not largest.isfinite().all():
+        raise FloatingPointError(
+            f"{int((~largest.isfinite()).sum())} of {len(logits)} rows of logits are not finite, in {logits.dtype}; a "
+            "model whose values are too large for float16 needs a GPU with bfloat16, or float32"
+        )
     if temperature == 0:
-        return logits.argmax(dim=-1)
+        return ids
     log_probs = torch.log_softmax(logits.float() / temperature, dim=-1)
     vocabulary = log_probs.shape[1]
     if 0 < top_k < vocabulary:
@@ -207,7 +216,7 @@ def _decode(
     slot = {prompt: position for position, prompt in enumerate(order)}
     prompt_of_row = torch.tensor([slot[prompt] for prompt, _ in batch], device=adapted.device)
     logits = decoder.prefill()[prompt_of_row]
-    decoder.start(prompt_of_row)
+    decoder.start(prompt_of_row, settings.max_new_tokens)
     written = torch.zeros((len(batch), settings.max_new_tokens), dtype=torch.long)
     lengths = torch.full((len(batch),), settings.max_new_tokens)
     ended = torch.zeros(len(batch), dtype=torch.bool)
@@ -246,18 +255,38 @@ def _decode(
 
 
 @dataclass
+class _Projection:
+    """Linear layers that read the same input, stacked so that they are one product, with their adapter.
+
+    In float32 the adapter is merged into a copy of the weights. In 16 bits that would lose it: the first steps of
+    training move a weight by less than half the distance to the next number. So there its two factors, scaled and in
+    float32, stay apart.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    factors: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = linear(x, self.weight, self.bias)
+        if self.factors is None:
+            return y
+        first, second = self.factors
+        return y + linear(linear(x.float(), first), second).to(y.dtype)
+
+
+@dataclass
 class _Layer:
-    """The merged weights of one decoder layer; q, k, v and gate, up are stacked so that each is one product."""
+    """One decoder layer; q, k, v and gate, up are stacked."""
 
     attention_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    qkv: _Projection
     q_norm: Tensor | None
     k_norm: Tensor | None
-    output: Tensor
+    output: _Projection
     mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: _Projection
+    down: _Projection
 
 
 @dataclass
@@ -294,27 +323,29 @@ class DirectDecoder:
 
     @staticmethod
     def prepare(adapted: AdaptedModel, adapter: str | None) -> _DirectWeights:
-        """Merge the adapter into copies of the weights. The base itself is never written to."""
+        """Stack the weights, with the adapter. The base itself is never written to."""
+        merges = adapted.loaded.dtype == torch.float32
 
-        def merged(*modules) -> Tensor:
-            return torch.cat([adapted.merged_weight(module, adapter) for module in modules])
+        def stacked(*modules) -> _Projection:
+            biases = [getattr(module, "bias", None) for module in modules]
+            bias = None if biases[0] is None else torch.cat([own.detach() for own in biases])
+            weight = torch.cat([adapted.merged_weight(module, adapter if merges else None) for module in modules])
+            return _Projection(weight, bias, None if merges else adapted.factors(modules, adapter))
 
         config, backbone = adapted.loaded.model.config, adapted.backbone
         layers = []
         for layer in backbone.layers:
             attention, mlp = layer.self_attn, layer.mlp
-            biases = [getattr(p, "bias", None) for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
             layers.append(
                 _Layer(
                     layer.input_layernorm.weight.detach(),
-                    merged(attention.q_proj, attention.k_proj, attention.v_proj),
-                    None if biases[0] is None else torch.cat([bias.detach() for bias in biases]),
+                    stacked(attention.q_proj, attention.k_proj, attention.v_proj),
                     attention.q_norm.weight.detach() if hasattr(attention, "q_norm") else None,
                     attention.k_norm.weight.detach() if hasattr(attention, "k_norm") else None,
-                    merged(attention.o_proj),
+                    stacked(attention.o_proj),
                     layer.post_attention_layernorm.weight.detach(),
-                    merged(mlp.gate_proj, mlp.up_proj),
-                    merged(mlp.down_proj),
+                    stacked(mlp.gate_proj, mlp.up_proj),
+                    stacked(mlp.down_proj),
                 )
             )
         rotary = backbone.rotary_emb
@@ -355,21 +386,22 @@ class DirectDecoder:
             mixed = scaled_dot_product_attention(
                 q, k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1), is_causal=True
             )
-            hidden = hidden + linear(mixed.transpose(1, 2).flatten(2), layer.output)
+            hidden = hidden + layer.output(mixed.transpose(1, 2).flatten(2))
             hidden = hidden + self._feed_forward(layer, hidden)
         last = hidden[torch.arange(len(self.prompts), device=self.device), self.lengths - 1]
         positions = torch.arange(width, device=self.device)
         self.prefix_mask = torch.where(positions < self.lengths[:, None], 0.0, -torch.inf)  # (prompts, length)
         return self._logits(last)
 
-    def start(self, prompt_of_row: Tensor) -> None:
-        self.prompt_of_row = prompt_of_row
+    def start(self, prompt_of_row: Tensor, max_new_tokens: int) -> None:
+        self.prompt_of_row, self.most = prompt_of_row, max_new_tokens
         self.generated = 0
         self.suffix = []
         self._place_rows()
 
     def keep(self, rows: Tensor) -> None:
-        self.suffix = [(keys[rows], values[rows]) for keys, values in self.suffix]
+        for index, (keys, values) in enumerate(self.suffix):  # one layer at a time is held twice
+            self.suffix[index] = (keys[rows], values[rows])
         remaining, self.prompt_of_row = torch.unique(self.prompt_of_row[rows], return_inverse=True)
         if len(remaining) < len(self.lengths):
             self.prefix = [(keys[remaining], values[remaining]) for keys, values in self.prefix]
@@ -415,19 +447,20 @@ class DirectDecoder:
             own = (own - top).exp_()
             rescale = (shared_max - top).exp_()
             mixed = (mixed * rescale + torch.matmul(own, values)) / (shared_sum * rescale + own.sum(-1, keepdim=True))
-            hidden = hidden + linear(mixed.reshape(rows, -1), layer.output)
+            hidden = hidden + layer.output(mixed.reshape(rows, -1))
             hidden = hidden + self._feed_forward(layer, hidden)
         self.generated += 1
         return self._logits(hidden)
 
     def _append(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write one step into a layer's suffix cache, doubled in size whenever it is full."""
+        """Write one step into a layer's suffix cache, doubled in size whenever it is full, up to what can be needed."""
         if index == len(self.suffix):
-            empty = key.new_empty(key.shape[0], key.shape[1], 16, key.shape[2])
+            empty = key.new_empty(key.shape[0], key.shape[1], min(16, self.most), key.shape[2])
             self.suffix.append((empty, torch.empty_like(empty)))
         keys, values = self.suffix[index]
         if self.generated == keys.shape[2]:
-            keys, values = (torch.cat([x, torch.empty_like(x)], dim=2) for x in (keys, values))
+            more = min(self.generated, self.most - self.generated)
+            keys, values = (torch.cat([x, torch.empty_like(x[:, :, :more])], dim=2) for x in (keys, values))
             self.suffix[index] = (keys, values)
         keys[:, :, self.generated], values[:, :, self.generated] = key, value
         return keys[:, :, : self.generated + 1], values[:, :, : self.generated + 1]
@@ -435,7 +468,7 @@ class DirectDecoder:
     def _project(self, layer: _Layer, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys, values, each (..., heads, head_dim), before rotation."""
         w = self.weights
-        qkv = linear(rms_norm(hidden, hidden.shape[-1:], layer.attention_norm, w.eps), layer.qkv, layer.qkv_bias)
+        qkv = layer.qkv(rms_norm(hidden, hidden.shape[-1:], layer.attention_norm, w.eps))
         qkv = qkv.unflatten(-1, (w.heads + 2 * w.kv_heads, w.head_dim))
         q, k, v = qkv.split([w.heads, w.kv_heads, w.kv_heads], dim=-2)
         if layer.q_norm is not None:
@@ -445,8 +478,8 @@ class DirectDecoder:
 
     def _feed_forward(self, layer: _Layer, hidden: Tensor) -> Tensor:
         normed = rms_norm(hidden, hidden.shape[-1:], layer.mlp_norm, self.weights.eps)
-        gate, up = linear(normed, layer.gate_up).chunk(2, dim=-1)
-        return linear(silu(gate) * up, layer.down)
+        gate, up = layer.gate_up(normed).chunk(2, dim=-1)
+        return layer.down(silu(gate) * up)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return linear(rms_norm(hidden, hidden.shape[-1:], self.weights.final_norm, self.weights.eps), self.weights.head)
@@ -487,7 +520,7 @@ class TransformersDecoder:
         self.position = self.mask.sum(dim=1)
         return self._forward(ids.to(device), (self.mask.cumsum(1) - 1).clamp_min(0), None)
 
-    def start(self, prompt_of_row: Tensor) -> None:
+    def start(self, prompt_of_row: Tensor, max_new_tokens: int) -> None:
         self.cache.batch_select_indices(prompt_of_row)
         self.mask, self.position = self.mask[prompt_of_row], self.position[prompt_of_row]
 

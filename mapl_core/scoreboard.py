@@ -5,9 +5,10 @@ fail for it still to hold. `unclear`: the runs are there and do not decide it. `
 there does not decide it. As soon as an interval is over tasks (one training run) the verdict is at most `points to yes`
 or `points to no`, because it says nothing about another run.
 
-A claim is not held wrongly more often than its intervals miss: a part needs all its comparisons, so that none can be
-picked; the choice of a best row is paid for in the interval (`best_difference`); and a count that needs three of four
-parts would need three such errors at once.
+A part is not held wrongly more often than its interval misses: it needs all its comparisons, so that none can be
+picked, and the choice of a best row is paid for in the interval (`best_difference`). Nothing more is corrected for. A
+claim over four domains fails wrongly about as often as any of its intervals misses; a count that needs three of four
+and truly has two holds wrongly if either of the others is missed.
 """
 
 from __future__ import annotations
@@ -139,8 +140,11 @@ def verdict(difference: Interval, margin: float | None = None) -> str:
     """`holds`, `fails` or `unclear`, of one difference (0 to 1), before the cap for single runs.
 
     Without a margin, superiority: the interval lies above or below 0. With one (in points), equivalence: it lies within
-    the margin on both sides, or wholly outside.
+    the margin on both sides, or wholly outside. An interval without any width decides nothing: values that do not vary
+    at all are too coarse to show how much they would (two runs that both pass 3 of 20 tasks, or none).
     """
+    if difference.high - difference.low < 1e-12:
+        return UNCLEAR
     if margin is None:
         return HOLDS if difference.low > 0 else FAILS if difference.high < 0 else UNCLEAR
     if abs(difference.low) <= margin / 100 and abs(difference.high) <= margin / 100:
@@ -184,7 +188,7 @@ RULE = (
     "S, superiority: holds if the 95 % interval of the difference lies above 0, fails if it lies below. "
     "E, equivalence: holds if the interval lies inside the margin, fails if it lies outside. "
     "C, count: each domain is tested as S; holds if enough domains hold, fails if too many fail for that. "
-    "Otherwise unclear, or not run where runs are missing. "
+    "Otherwise unclear, or not run where runs are missing; an interval without any width decides nothing. "
     "A domain with several comparisons holds only if all of them do; the one shown is the one that decides."
 )
 INTERVALS = (

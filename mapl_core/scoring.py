@@ -8,6 +8,7 @@ gradients are accumulated one micro-batch at a time, so memory does not grow wit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -89,8 +90,9 @@ def pack_rows(items: Sequence[Item], *, max_tokens: int, share_prompts: bool) ->
 
 
 def padded_tokens(rows: Sequence[PackedRow], *, shared: bool) -> int:
-    """Places that a micro-batch of rows takes up in memory: prompts and responses each laid out as a rectangle in
-    attention where prompts are shared (see `attention`), else rows padded to the longest."""
+    """Places that a micro-batch of rows takes up in every layer: prompts and responses each laid out as a rectangle in
+    attention where prompts are shared (see `attention`), else rows padded to the longest. Within one layer attention
+    also copies a prompt's keys and values for each of its responses."""
     if not shared:
         return len(rows) * max(row.length for row in rows)
     longest = max(len(response) for row in rows for response in row.responses)
@@ -401,7 +403,7 @@ class ScalarModel:
             with self.adapted.using(self.name):
                 values = self._values(batch)
                 order = torch.tensor(batch.members, device=values.device).argsort()
-                loss_of(values[order][where]).backward()
+                loss_of(values[order][where].cpu()).backward()  # what it compares them with is on the host
             return
         values = self.values(items).requires_grad_()
         weights = torch.autograd.grad(loss_of(values), values)[0]
@@ -410,6 +412,19 @@ class ScalarModel:
             for batch in _micro_batches(self.adapted, packed):
                 values = self._values(batch)
                 (summed[batch.members].to(values.device) * values).sum().backward()
+
+    def step(self, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> None:
+        """Clip the gradient and take a step.
+
+        Raises:
+            FloatingPointError: if the gradient is not finite; no weight and no optimiser state has changed.
+        """
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters(), max_grad_norm))
+        if not math.isfinite(norm):
+            raise FloatingPointError(
+                f"the gradient norm of {self.name!r} is {norm}; nothing was updated. Lower its learning rate"
+            )
+        optimizer.step()
 
     def state(self) -> dict:
         """A copy of the adapter's and the head's weights."""

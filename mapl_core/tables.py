@@ -15,7 +15,16 @@ from dataclasses import dataclass, field
 from importlib import resources
 
 from mapl_core.intervals import OVER_TASKS, BySeed, Interval, difference, interval
-from mapl_core.runs import SINGLE_AGENT, Results, Run, TableRow, by_seed, describe_runs, nothing_finished
+from mapl_core.runs import (
+    DOMAIN_NAMES,
+    SINGLE_AGENT,
+    Results,
+    Run,
+    TableRow,
+    by_seed,
+    describe_runs,
+    nothing_finished,
+)
 
 
 @dataclass(frozen=True)
@@ -163,7 +172,7 @@ def table1(results: Results) -> Table:
     if missing:
         notes.append(f"Not run: {'; '.join(missing)}.")
     if results.left_out:
-        notes.append(f"Left out, because made with other settings: {', '.join(results.left_out)}.")
+        notes.append(f"Left out, because made with other settings or damaged: {', '.join(results.left_out)}.")
     return Table(
         title=f"Table 1: main results - {results.profile} profile",
         facts="; ".join(facts),
@@ -233,13 +242,17 @@ def _interval_note(cells: Iterable[Cell]) -> str:
 
 def _budget_note(cells: Iterable[Cell]) -> str:
     """What every method spent: comparing methods by trained responses alone would hide what was played for them."""
-    spent: dict[str, list[str]] = {}
+    spent: dict[str, dict[str, list[str]]] = {}  # domain -> numbers -> rows
     for cell in cells:
         numbers = " / ".join(f"{cell.counts[name]:.0f}" for name in COUNTS)
         if cell.row != UNTRAINED:
-            spent.setdefault(numbers, []).append(cell.row.label)
-    listed = "; ".join(f"{', '.join(dict.fromkeys(labels))}: {numbers}" for numbers, labels in spent.items())
-    return f"Joint responses of one run, {' / '.join(COUNTS.values())}: {listed}." if listed else ""
+            spent.setdefault(cell.domain, {}).setdefault(numbers, []).append(cell.row.label)
+    listed = ". ".join(
+        f"{DOMAIN_NAMES[domain]}: "
+        + ", ".join(f"{numbers} ({'; '.join(dict.fromkeys(labels))})" for numbers, labels in rows.items())
+        for domain, rows in spent.items()
+    )
+    return f"Joint responses of one run, {' / '.join(COUNTS.values())}. {listed}." if listed else ""
 
 
 def _coordinator_notes(rows: Mapping[TableRow, Mapping[int, Run]], domain: str) -> list[str]:

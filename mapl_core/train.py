@@ -552,6 +552,7 @@ class _Run:
         self._started = time.monotonic()
         state = {
             "parameters": as_plain(asdict(self.config)),
+            "arithmetic": self._arithmetic(),
             "inputs": self.inputs,
             "finished": self.finished,
             "seconds": self.seconds,
@@ -582,6 +583,11 @@ class _Run:
             inputs=self.inputs,
         )
 
+    def _arithmetic(self) -> str:
+        """Kind of device and dtype: a run that changes them in the middle is neither the one nor the other."""
+        base = self.policy.members[0].base
+        return f"{base.device.type}, {base.loaded.dtype}"
+
     def remove_checkpoint(self) -> None:
         for name in ("checkpoint.pt", "checkpoint.pt.tmp", PROGRESS_FILE):
             (self.out_dir / name).unlink(missing_ok=True)
@@ -592,12 +598,14 @@ class _Run:
         if not path.is_file():
             return
         try:
-            state = torch.load(path, weights_only=True)
+            state = torch.load(path, weights_only=True, map_location="cpu")
         except Exception as error:
             raise RuntimeError(f"{path} cannot be read ({error}); delete it to start this run afresh") from error
         changes = changed_inputs(state.get("inputs"), self.inputs)
         if "parameters" in state:
             changes += changed_parameters(state["parameters"], as_plain(asdict(self.config)))
+        if state.get("arithmetic") != self._arithmetic():
+            changes.append(f"it was made on {state.get('arithmetic')}, this is {self._arithmetic()}")
         if changes:
             raise RuntimeError(
                 f"{path} belongs to another configuration or code ({'; '.join(changes)}); delete it, or choose another "

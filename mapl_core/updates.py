@@ -81,9 +81,10 @@ class TeamOptimizer:
             float(torch.nn.utils.clip_grad_norm_(self.policy.parameters(index), self.max_grad_norm))
             for index in range(len(self.optimizers))
         ]
-        if not all(map(math.isfinite, norms)):
+        if not (all(map(math.isfinite, norms)) and logprobs.isfinite().all()):
             raise FloatingPointError(
-                f"gradient norms of the policies are {norms}; nothing was updated. Lower the learning rate"
+                f"gradient norms of the policies are {norms}, and {int((~logprobs.isfinite()).sum())} of "
+                f"{logprobs.numel()} log-probabilities are not finite; nothing was updated. Lower the learning rate"
             )
         for optimizer in self.optimizers:
             optimizer.step()
@@ -333,8 +334,7 @@ class Critics:
                 self._items(trajectories, index),
                 lambda own, i=index: loss_of(self._expand([*fixed[:i], own, *fixed[i + 1 :]], len(trajectories))),
             )
-            torch.nn.utils.clip_grad_norm_(scalar.parameters(), self.max_grad_norm)
-            optimizer.step()
+            scalar.step(optimizer, self.max_grad_norm)
 
     def close(self) -> None:
         for scalar in self.scalars:

@@ -65,6 +65,7 @@ import transformers
 from IPython.display import Markdown, display
 
 import mapl_core
+from mapl_core import figures
 from mapl_core.models import dtype_for
 from mapl_core.notebook import check_parameters, show_figure
 from mapl_core.profiles import load_profile
@@ -137,9 +138,9 @@ score = per_post.groupby("iteration").value.mean()
 figure, axes = plt.subplots(figsize=(6.4, 3.8), constrained_layout=True)
 for _, line in per_post.groupby("task_id"):
     axes.plot(line.iteration, line.value, color="#BBBBBB", linewidth=0.7)
-axes.plot(score.index, score.values, color="#D55E00", marker="o")
+axes.plot(score.index, score.values, color=figures.COLOURS[METHOD], marker="o")
 axes.annotate(METHOD, (score.index[-1], score.values[-1]), xytext=(6, 0),
-              textcoords="offset points", color="#D55E00", va="center")
+              textcoords="offset points", color=figures.COLOURS[METHOD], va="center")
 axes.set(xlabel="MAPL iteration", ylabel="TLDR score", ylim=(0, 1), xticks=score.index,
          title=f"TLDR score over training - {PROFILE}, {config.eval_tasks} tasks, "
                f"seed {SEED}")

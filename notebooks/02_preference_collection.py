@@ -274,7 +274,8 @@ pd.DataFrame(rows).T.round(3)
 # weights as *current*: it is meant to trade return for spread. Does it, here?
 #
 # After a single update *last* and *raw* are the same team, so with the same random
-# numbers they give the same answers. From the second iteration on they differ.
+# numbers they give the same answers: *last* is the start of the previous iteration. From the
+# third iteration on they differ.
 
 # %%
 assert rows["raw"] == rows["last"]
@@ -369,7 +370,8 @@ display(Markdown(finding))
 #
 # 1. With a Bradley-Terry annotator at $\tau=2$, how many of the selected pairs have a
 #    negative gap? What does that do to "learn from the winner"?
-# 2. Rank by `good_comparator` with `component="length"`. Whose answers win now?
+# 2. Rank by `good_comparator` with `component="length"`, which puts the pairs first whose
+#    comparator did well in that part of the reward. Whose answers win now?
 # 3. How many comparisons must tie before a post gives fewer than $k$ pairs?
 #
 # Solutions: notebooks/solutions/02_preference_collection_solutions.ipynb

@@ -172,8 +172,9 @@ print("difference of answers 2 and 0:", round(implicit[2] - implicit[0], 6),
 # MADPO always uses this loss, but the derivation behind it has two conditions. *One turn,
 # or no chance between turns*: $p_{ref}\,e^{R/\beta}/Z$ is a law over whole histories, and
 # where the environment draws something in between, no policy can choose that law. So it
-# is exact for $H=1$ or deterministic dynamics. *A return that is a sum over agents*: a
-# product of local policies can reach that law only if $R$ is such a sum, even for $H=1$.
+# is exact for $H=1$ or deterministic dynamics. *A return that is a sum over agents*, each
+# term of that agent's own history alone: a product of local policies can reach that law
+# only if $R$ is such a sum (up to a term that no action changes), even for $H=1$.
 # Section 6 shows what happens otherwise; one policy for all (Cen) has no such trouble.
 #
 # ## 2 The loss, by hand
@@ -534,7 +535,7 @@ for reference, run in runs.items():
 # - The loss is one logistic on a sum over agents and turns; it starts at $\log 2$.
 # - All agents feel the same pull, which fades when the *team* separates the pair.
 # - The derivation asks for one turn (or no chance in between) and, for local policies, a
-#   return that is a sum over agents.
+#   return that is a sum over agents, each term of the agent's own history.
 # - Margin and accuracy can rise while winners get less likely.
 # - The reference decides what is charged; lengths decide how much a pair weighs.
 #

@@ -72,6 +72,7 @@ import transformers
 from IPython.display import Markdown, display
 
 import mapl_core
+from mapl_core import figures
 from mapl_core.domains import get_domain
 from mapl_core.models import dtype_for
 from mapl_core.notebook import check_parameters, show_figure
@@ -157,10 +158,11 @@ print(f"length ratio {length_ratio:.2f}, above 3.2: +{length_value:.3f} of 1.0")
 print(f"unique-word ratio {unique[1] / unique[0]:.2f}, above 2.0: +0.5")
 
 # %% [markdown]
-# The other two: *style*, the overlap of the two vocabularies without stop words, and
-# *coherence*, how many of twelve kinds of transition words the detailed text uses. Here
-# it uses three phrases of two kinds: "however" (contrast), "because" and "as a result"
-# (both cause and effect).
+# The other two: *style*, the overlap of the two vocabularies without stop words, which
+# earns its full 0.6 from 0.03 on, and *coherence*, how many of twelve kinds of transition
+# words the detailed text uses: of 0.4, the first kind earns 0.4 and each further one
+# 0.6 / 11. Here it uses three phrases of two kinds: "however" (contrast), "because" and
+# "as a result" (both cause and effect).
 
 # %%
 reward = tldr_reward([short, detailed], task)
@@ -169,6 +171,10 @@ assert abs(measured.length_ratio - length_ratio) < 1e-9
 assert abs(measured.unique_ratio - unique[1] / unique[0]) < 1e-9
 assert measured.transitions == 2
 assert abs(reward.parts["length"] - length_value) < 1e-9
+style = 0.6 * min(measured.overlap / 0.03, 1.0)
+coherence = 0.4 * (0.4 + 0.6 * (measured.transitions - 1) / 11)
+assert abs(reward.parts["style"] - style) < 1e-9
+assert abs(reward.parts["coherence"] - coherence) < 1e-9
 assert abs(sum(reward.parts.values()) - reward.total) < 1e-9
 print(f"total {reward.total:.3f} of 3: "
       + ", ".join(f"{name} {value:.3f}" for name, value in reward.parts.items()))
@@ -237,7 +243,8 @@ figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), constrained_layout=True)
 per_task = evaluation[evaluation.metric == "score"]
 for _, line in per_task.groupby("task_id"):
     axes[0].plot(steps[line.iteration], line.value, color="#BBBBBB", linewidth=0.7)
-axes[0].plot(steps[scores.index], scores.values, color="#0072B2", marker="o")
+colour = figures.COLOURS[METHOD]
+axes[0].plot(steps[scores.index], scores.values, color=colour, marker="o")
 axes[0].set(xlabel="env steps (trained joint responses)", ylabel="score", ylim=(0, 1))
 names = [f"part/{name}" for name in maximum.index]
 means = evaluation[evaluation.metric.isin(names)].pivot_table(
@@ -245,9 +252,9 @@ means = evaluation[evaluation.metric.isin(names)].pivot_table(
 rows = range(len(names))
 axes[1].barh([r + 0.2 for r in rows], maximum.values, 0.8, color="#EEEEEE")
 axes[1].barh([r + 0.4 for r in rows], means[0].values, 0.4, color="#666666")
-axes[1].barh([r for r in rows], means[last].values, 0.4, color="#0072B2")
+axes[1].barh([r for r in rows], means[last].values, 0.4, color=colour)
 axes[1].set(yticks=[r + 0.2 for r in rows], yticklabels=maximum.index,
-            xlabel="reward (grey: untrained, blue: after, pale: maximum)")
+            xlabel="reward (upper: untrained, lower: after, pale: maximum)")
 figure.suptitle(f"TLDR, {METHOD} {PARADIGM} - {PROFILE}, {tasks} tasks, seed {SEED}")
 finding = (f"Score {scores[0]:.2f} before and {scores[last]:.2f} after {last} "
            f"iterations; thin lines are the {tasks} evaluation posts, one run.")

@@ -71,6 +71,9 @@ import transformers
 from IPython.display import Markdown, display
 
 import mapl_core
+from mapl_core import figures
+from mapl_core.annotators import oracle
+from mapl_core.buffers import label_pairs, select_pairs
 from mapl_core.domains import get_domain
 from mapl_core.domains.base import Task
 from mapl_core.models import dtype_for
@@ -218,12 +221,14 @@ pd.DataFrame({name: {"verdict": verdict.status, "why": verdict.message[:60]}
 
 # %%
 def look_at(played):
-    """For every joint answer: does main call aux, share of tests passed, reward."""
+    """For every joint answer: does main call aux (a mere wrapper does not count), does
+    the program run, share of tests passed, reward of the last turn."""
     rows = []
     for trajectory in played:
         found = examine(list(trajectory.responses[-1]), problems[trajectory.task_id])
-        rows.append({"calls": bool(found.calls), "runs": bool(found.verdicts),
-                     "passed": found.pass_rate, "reward": trajectory.total_return})
+        rows.append({"calls": found.calls and not found.wrapper,
+                     "runs": bool(found.verdicts), "passed": found.pass_rate,
+                     "reward": trajectory.rewards[-1]})
     return pd.DataFrame(rows)
 
 
@@ -244,8 +249,9 @@ by_call.agg(["mean", "size"]).round(2)
 # ## 5 The trap: a helper nobody calls
 #
 # Take the main agent's side. The helper is right with probability $q$. A main function
-# that works alone earns 0.4 + 0.6 + 0.5 + 1.0 = 2.5, whatever the helper does. One that
-# calls it earns 4.0 if the helper is right and 1.5 if it is not: $1.5 + 2.5 q$. So calling
+# that works alone earns 0.4 + 0.6 + 0.5 + 1.0 = 2.5, whatever the helper computes (one
+# that is not there at all costs its 0.4). One that calls it earns 4.0 if the helper is
+# right, and 1.5 if it is not and so fails every test: $1.5 + 2.5 q$. So calling
 # pays only above $q = 0.4$. Below it the best answer is to work alone; and for a helper
 # that nobody calls, right and wrong are worth the same. That is the optimum of the idle
 # agent that the paper describes: no agent gains by changing alone.
@@ -258,13 +264,15 @@ assert abs(coophe_reward([HELPER, CALLS], problem).total - call[-1]) < 1e-9
 assert abs(coophe_reward([WRONG, CALLS], problem).total - call[0]) < 1e-9
 figure, axis = plt.subplots(figsize=(6, 3.2), constrained_layout=True)
 axis.plot(right, alone, color="#666666", linestyle="--", label="main works alone")
-axis.plot(right, call, color="#0072B2", label="main calls the helper")
-axis.plot(0.4, 2.5, "o", color="#D55E00")
+axis.plot(right, call, color="black", label="main calls the helper")
+axis.plot(0.4, 2.5, "o", color="black")
 axis.set(xlabel="probability that the helper is right", ylabel="expected reward (of 4)")
 axis.legend(frameon=False)
-passed = before[before.calls].passed.mean()
+callers = before[before.calls]
+sample = (f"teams whose main calls its helper pass {callers.passed.mean():.0%} of "
+          "their tests" if len(callers) else "no team calls its helper")
 finding = ("Exact, for a main function that is right in itself: the lines cross at "
-           f"0.4. In the sample above, calling teams pass {passed:.0%} of their tests.")
+           f"0.4. In the sample above, {sample}.")
 show_figure(figure, "coophe_trap", f"Two lines. {finding}", OUTPUT_DIR)
 display(Markdown(finding))
 
@@ -272,10 +280,30 @@ display(Markdown(finding))
 # What lets a team out is data that holds the joint change. Of eight joint samples, some
 # happen to have a right helper *and* a main function that calls it: 4.0. Pairs rank
 # *joint* answers by return, so such a sample wins against every idle one, and both agents
-# are pulled towards it at once. A team that has stopped calling altogether produces no
-# such sample, and nothing is left to learn from. So the buffer should keep early data as
-# long as it holds cooperation (02_preference_collection), and $k$ should be small: the
-# best pairs only.
+# are pulled towards it at once. So what counts is that the team's own samples hold the
+# joint change. A base that hardly ever cooperates is not helped by more of its pairs
+# (paper, appendix D.1), and older shards hurt in this domain (D.2): the pairs must come
+# from the present team, and of them the best (02_preference_collection).
+#
+# How rare is the joint change here, and does the selection of pairs enrich it? The answers
+# of section 4, one half of them in the comparator's place:
+
+# %%
+groups, kept = {}, []
+for trajectory in played:
+    groups.setdefault(trajectory.task_id, []).append(trajectory)
+for group in groups.values():
+    half = len(group) // 2
+    pairs, _ = label_pairs(group[:half], group[half:2 * half], oracle)
+    kept += select_pairs(pairs, 1)  # the best pair of each problem
+sides = {"all answers": before}
+if kept:
+    sides |= {"winners of kept pairs": look_at([pair.winner for pair in kept]),
+              "losers of kept pairs": look_at([pair.loser for pair in kept])}
+pd.DataFrame({
+    name: {"calls its helper, all tests pass": (of.calls & (of.passed == 1)).mean(),
+           "works alone, all tests pass": (~of.calls & (of.passed == 1)).mean()}
+    for name, of in sides.items()}).T.round(2)
 
 # %% [markdown]
 # ## 6 Training
@@ -287,7 +315,7 @@ display(Markdown(finding))
 result = run_mapl(config, folder)
 curve = pd.read_csv(folder / "metrics.csv")
 evaluation = pd.read_csv(folder / "evaluation.csv")
-names = ["reward", "pass", "strict_pass", "call"]
+names = ["reward", "pass", "strict_pass", "call"]  # strict_pass: all tests pass
 means = evaluation[evaluation.metric.isin(names)].pivot_table(
     index="metric", columns="iteration", values="value").loc[names]
 means.round(3)
@@ -296,8 +324,8 @@ means.round(3)
 # ## 7 What changed
 #
 # Left: tests passed and cooperation. Right: what calling and working alone earn, before
-# and after. If calling pays less than working alone, the team is in the trap of section
-# 5, whatever its pass rate.
+# and after. If calling pays less than working alone, the rewards push the team towards
+# the trap of section 5, whatever its pass rate.
 
 # %%
 team = build_team(load_profile(PROFILE).config("coophe", METHOD, PARADIGM, seed=SEED,
@@ -310,15 +338,16 @@ after, last = look_at(played), int(evaluation.iteration.max())
 tasks = evaluation.task_id.nunique()
 steps = curve[curve.metric == "reward"].set_index("iteration").env_steps[means.columns]
 figure, axes = plt.subplots(1, 2, figsize=(10, 3.4), constrained_layout=True)
-for name, style in {"pass": {"color": "#0072B2", "marker": "o"},
-                    "call": {"color": "#D55E00", "marker": "s"}}.items():
-    axes[0].plot(steps, means.loc[name], label=name, **style)
+for name, marker, line in (("pass", "o", "-"), ("call", "s", "--")):
+    axes[0].plot(steps, means.loc[name], color=figures.COLOURS[METHOD], marker=marker,
+                 linestyle=line, label=name)
 axes[0].set(xlabel="env steps (trained joint responses)", ylim=(0, 1), ylabel="share")
 axes[0].legend(frameon=False)
 earned = pd.DataFrame({when: found[found.runs].groupby("calls").reward.mean()
                        for when, found in (("before", before), ("after", after))})
 earned = earned.reindex([False, True]).rename({False: "works alone", True: "calls aux"})
-earned.plot.bar(ax=axes[1], rot=0, color=["#666666", "#0072B2"], xlabel="main function")
+colours = [figures.COLOURS["untrained"], figures.COLOURS[METHOD]]
+earned.plot.bar(ax=axes[1], rot=0, color=colours, xlabel="main function")
 axes[1].set(ylabel="mean reward (of 4)", ylim=(0, 4))
 figure.suptitle(f"CoopHE, {METHOD} {PARADIGM} - {PROFILE}, {tasks} tasks, seed {SEED}")
 then, now = means[0], means[last]

@@ -71,13 +71,14 @@ import transformers
 from IPython.display import Markdown, display
 
 import mapl_core
+from mapl_core import figures
 from mapl_core.domains import get_domain
 from mapl_core.domains.base import Task
 from mapl_core.domains.travel_solver import cheapest_plan, plan_values
 from mapl_core.models import dtype_for
 from mapl_core.notebook import check_parameters, show_figure
 from mapl_core.profiles import load_profile
-from mapl_core.rewards.travel import judge, travel_reward
+from mapl_core.rewards.travel import bottleneck, geo, judge, travel_reward
 from mapl_core.rewards.travel_actions import owned_slots, read_action, write_action
 from mapl_core.seeding import Stream
 from mapl_core.train import build_team, evaluate, run_mapl
@@ -157,8 +158,14 @@ print(f"{len(trip.required)} of {7 * trip.days} slots are required; party of "
 # + 0.10 U - \text{penalties}$$
 #
 # $V$ is the share of strict texts, $U = 1$ if everything is right, $P$ and $E$ are small
-# change for texts that can nearly be read. Two of the helpers are worth a draft: a team
-# is nearly as good as its *weakest* member, and both factors of `geo` must be there.
+# change for texts that can nearly be read. Eight *commonsense* checks (a route that fits,
+# no restaurant and no attraction twice, enough nights, transport that agrees, everything
+# in the right city and in the catalogue, nothing missing) decide `pass`; *hard*
+# constraints (the budget, and what the party asks for) on top of them decide `success`.
+#
+# Two of the helpers are worth a draft. The bottleneck $B$ looks at each agent's share of
+# right required slots: a team is nearly as good as its *weakest* member. And both factors
+# of `geo` must be there.
 
 # %%
 def draft_bottleneck(shares):
@@ -178,6 +185,8 @@ def draft_reward(found):
             + 0.02 * strict + strict * gated + 0.10 * found.complete_success)
 
 
+assert abs(draft_bottleneck([1.0, 0.5]) - bottleneck([1.0, 0.5])) < 1e-12
+assert abs(draft_geo(0.6, 0.9) - geo(0.6, 0.9)) < 1e-12
 print("shares 1.0 and 0.5:", draft_bottleneck([1.0, 0.5]), "(their mean is 0.75)")
 
 # %% [markdown]
@@ -193,9 +202,13 @@ def texts_of(plan):
             for agent, own in enumerate(slots)]
 
 
+def checks_of(found):
+    return found.evaluation.commonsense | found.evaluation.hard
+
+
 def failing(found):
-    checks = found.evaluation.commonsense | found.evaluation.hard
-    return ", ".join(name for name, check in checks.items() if not check.passed)
+    return ", ".join(name for name, check in checks_of(found).items()
+                     if not check.passed)
 
 
 meal = next(slot for slot in trip.required if slot[1] == "lunch")
@@ -244,8 +257,7 @@ for value in ("-", "Nowhere Grill, Alba", "no JSON at all"):
 # %% [markdown]
 # ## 3 The untrained team
 #
-# A few evaluation trips. Which checks fail most often, and how do costs lie to budgets? A
-# cost can be low because much is missing: read both pictures together.
+# A few evaluation trips. Which checks fail most often?
 
 # %%
 def look_at(played, requests):
@@ -257,7 +269,7 @@ def look_at(played, requests):
 def failure_rates(found):
     """Share of answers that fail each check, of the answers to which it applies."""
     rows = [{name: not check.passed for name, check in
-             (outcome.evaluation.commonsense | outcome.evaluation.hard).items()}
+             checks_of(outcome).items()}
             for outcome, _ in found]
     return pd.DataFrame(rows).astype(float).mean()
 
@@ -272,13 +284,25 @@ found_before = look_at(played, requests)
 failure_rates(found_before).rename("share failing").to_frame().round(2).T
 
 # %% [markdown]
-# One of the answers as an itinerary:
+# One of the answers as an itinerary, with the slots that are not right, and what each
+# failing check found. A check is soft: 0.75 says that three quarters of what it looks at
+# are as they should be; it passes at 1.
 
 # %%
-outcome, its_trip = found_before[0]
-display(as_table(outcome.merged.plan, its_trip))
-print("failing:", failing(outcome) or "nothing", "- cost", outcome.evaluation.cost,
-      "of", its_trip.budget)
+def explain(outcome, trip):
+    """An itinerary, its wrong required slots, and the checks that fail."""
+    display(as_table(outcome.merged.plan, trip))
+    wrong = [f"day {day} {name} = {outcome.merged.plan.get((day, name), '-')}"
+             for day, name in trip.required
+             if not outcome.evaluation.valid[day, name]]
+    print("required slots that are wrong:", "; ".join(wrong) or "none")
+    for name, check in checks_of(outcome).items():
+        if not check.passed:
+            print(f"fails {name}: {check.value:.2f}")
+    print(f"cost {outcome.evaluation.cost:g} of {trip.budget:g}")
+
+
+explain(*found_before[0])
 del team
 
 # %% [markdown]
@@ -299,8 +323,8 @@ means.round(3)
 # %% [markdown]
 # ## 5 What changed
 #
-# Left: strict texts ($J$) come first, plans that pass follow. Right: which checks fail,
-# before and after.
+# Left: do strict texts ($J$) come before plans that pass? Right: which checks fail, before
+# and after.
 
 # %%
 team = build_team(load_profile(PROFILE).config("travel", METHOD, PARADIGM, seed=SEED,
@@ -313,14 +337,16 @@ found_after = look_at(played, requests)
 last, tasks = int(evaluation.iteration.max()), evaluation.task_id.nunique()
 steps = curve[curve.metric == "reward"].set_index("iteration").env_steps[means.columns]
 figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), constrained_layout=True)
-styles = {"reward": "#0072B2", "J": "#999999", "pass": "#009E73", "success": "#D55E00"}
-for (name, colour), marker in zip(styles.items(), "o^sD", strict=True):
-    axes[0].plot(steps, means.loc[name], color=colour, marker=marker, label=name)
+for name, marker, line in zip(["reward", "J", "pass", "success"], "o^sD",
+                              ["-", ":", "--", "-."], strict=True):
+    axes[0].plot(steps, means.loc[name], color=figures.COLOURS[METHOD], marker=marker,
+                 linestyle=line, label=name)
 axes[0].set(xlabel="env steps (trained joint responses)", ylim=(-0.1, 1.05))
 axes[0].legend(frameon=False)
 rates = pd.DataFrame({"before": failure_rates(found_before),
                       "after": failure_rates(found_after)})
-rates.plot.barh(ax=axes[1], color=["#666666", "#0072B2"], xlim=(0, 1))
+colours = [figures.COLOURS["untrained"], figures.COLOURS[METHOD]]
+rates.plot.barh(ax=axes[1], color=colours, xlim=(0, 1))
 axes[1].set(xlabel="share of answers that fail the check")
 figure.suptitle(f"Travel, {METHOD} {PARADIGM} - {PROFILE}, {tasks} tasks, seed {SEED}")
 then, now = means[0], means[last]
@@ -332,8 +358,9 @@ display(Markdown(finding))
 
 # %% [markdown]
 # Cost against budget, a point for each joint answer. Points below the line are affordable;
-# filled points are plans that pass. The empty ones far to the bottom are cheap because
-# they book hardly anything.
+# filled points are plans that pass (`pass` does not look at the budget, so a filled point
+# may lie above the line). A plan can be cheap because it books hardly anything: does the
+# table of failing checks say so?
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(8, 3.4), sharex=True, sharey=True,
@@ -344,9 +371,10 @@ for axis, (when, found) in zip(axes, {"before": found_before, "after": found_aft
     cost = np.array([outcome.evaluation.cost for outcome, _ in found])
     passes = np.array([outcome.evaluation.passes for outcome, _ in found])
     axis.plot([0, budget.max()], [0, budget.max()], color="#666666", linewidth=1)
+    colour = figures.COLOURS["untrained" if when == "before" else METHOD]
     axis.scatter(budget[~passes], cost[~passes], s=18, facecolors="none",
-                 edgecolors="#0072B2")
-    axis.scatter(budget[passes], cost[passes], s=18, color="#0072B2")
+                 edgecolors=colour)
+    axis.scatter(budget[passes], cost[passes], s=18, color=colour)
     axis.set(title=when, xlabel="budget")
 axes[0].set(ylabel="cost")
 within = {when: np.mean([o.evaluation.cost <= t.budget for o, t in found])
@@ -361,10 +389,7 @@ display(Markdown(finding))
 # The first of these trips, as the trained team plans it:
 
 # %%
-outcome, its_trip = found_after[0]
-display(as_table(outcome.merged.plan, its_trip))
-print("failing:", failing(outcome) or "nothing", "- cost", outcome.evaluation.cost,
-      "of", its_trip.budget)
+explain(*found_after[0])
 examples = json.loads((folder / "examples.json").read_text(encoding="utf-8"))
 for agent, text in enumerate(examples[str(last)][0]["responses"][-1]):
     print(f"agent {agent} wrote: {text}")
@@ -386,7 +411,8 @@ own.pivot_table(index="metric", columns="iteration", values="value").round(3)
 #    change, what happens to the reward, and why so little?
 # 2. Swap the two agents' texts. Why is the reward below zero although every value in them
 #    is right?
-# 3. Run this notebook with `OVERRIDES = {"domain_options": {"num_agents": 3}}`: logistics,
-#    dining and sightseeing. Which of the three is the bottleneck?
+# 3. Run this notebook with three agents, `OVERRIDES = {"domain_options": {"num_agents":
+#    3}, "max_new_tokens": [18]}`: logistics, dining and sightseeing. Which of the three is
+#    the bottleneck?
 #
 # Solutions: notebooks/solutions/08_travel_solutions.ipynb

@@ -234,8 +234,9 @@ talk = pd.DataFrame(rows).set_index("protocol")
 talk.round(3)
 
 # %% [markdown]
-# With so few tasks the order of the three says little. The costs are exact: a discussion
-# writes twice as many texts, and every text that an agent reads is a longer prompt.
+# With so few tasks the order of the three says little. The numbers of texts are exact (a
+# discussion writes twice as many), those of tokens are means of these samples: every text
+# that an agent reads is a longer prompt.
 #
 # > **Common mistake.** Calling a protocol free because nothing was trained. Training is
 # > paid once, talking with every answer. How to check: put tokens per answer beside the

@@ -13,7 +13,7 @@ import torch
 from toy_domains import ToyDomain
 from toy_models import base, make_policy, randomize_adapter, relative_difference, weights_of
 
-from mapl_core import domains, losses
+from mapl_core import baselines, domains, losses
 from mapl_core.baselines import DiscussionTeam, SequentialTeam, largest_divisor, scored_tokens, update_dpo, update_grpo
 from mapl_core.buffers import PreferencePair, Response
 from mapl_core.domains import get_domain
@@ -429,3 +429,14 @@ def test_rl12_a_trained_single_agent_beats_the_raw_one_on_pocket_tldr(tmp_path, 
     config = load_profile("pocket").config("tldr", method, "single", seed=0, iterations=2)
     result = run_mapl(config, tmp_path, progress=False)
     assert value(result, "score", 2) > value(result, "score", 0) + 0.05
+
+
+def test_a_trl_trainer_keeps_its_batch_size_beside_several_gpus(tmp_path):
+    from trl import DPOConfig
+
+    arguments = DPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, per_device_train_batch_size=3)
+    assert arguments.n_gpu == 0
+    arguments._n_gpu = 2
+    assert arguments.train_batch_size == 6
+    baselines._use_one_device(arguments)
+    assert arguments.train_batch_size == 3

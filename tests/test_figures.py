@@ -68,11 +68,11 @@ def test_the_finding_follows_the_data(results: Path, tmp_path: Path):
     """Over two seeds MADPO gains exactly 0.4 in both (interval above 0), MARLHF loses 0.1 in both."""
     caption = figure2(load_results(results), "tldr", tmp_path).caption
     assert "Highest at the end: MADPO, Dec-Dec with 80.0 %." in caption
-    assert "1 of 2 trained teams end above the untrained team (40.0 %)" in caption and "over seeds" in caption
+    assert "1 of 2 trained rows end above the untrained team (40.0 %)" in caption and "over seeds" in caption
     for seed in (0, 1):
         write_job(results, ("marlhf", "cen-cen", seed), [tasks(0.4), tasks(0.95)])
     caption = figure2(load_results(results), "tldr", tmp_path).caption
-    assert "MARLHF, Cen-Cen with 95.0 %" in caption and "2 of 2 trained teams" in caption
+    assert "MARLHF, Cen-Cen with 95.0 %" in caption and "2 of 2 trained rows" in caption
 
 
 def test_the_band_is_named_for_what_it_is(results: Path, tmp_path: Path):

@@ -52,6 +52,14 @@ def test_a_profile_says_what_runs_unless_the_command_line_does():
         parse([]).with_defaults({"methods": ["dpo"]})
 
 
+def test_a_method_asked_for_by_name_runs_although_the_profile_has_other_paradigms():
+    small = {"domains": ["tldr"], "methods": ["untrained", "madpo"], "paradigms": ["dec-dec"]}
+    asked = parse(["--methods", "single_raw", "madpo"]).with_defaults(small)
+    assert {job.name for job in asked.jobs} == {"tldr-single_raw-single-seed0", "tldr-madpo-dec-dec-seed0"}
+    with pytest.raises(UsageError, match="no job has .*: untrained, madpo under single; the rows are: single_raw"):
+        parse(["--paradigms", "single"]).with_defaults(small)
+
+
 def test_the_small_profile_trains_what_two_hours_allow():
     from mapl_core.profiles import load_profile
 
@@ -69,6 +77,19 @@ def test_a_grid_names_domains_of_its_own_profile(tmp_path: Path):
     path.write_text("domains: {tldr: {}}\n")
     assert load_profile(path).grid == {"domains": ["tldr"]}
     assert {job.domain for job in parse([]).with_defaults(load_profile(path).grid).jobs} == {"tldr"}
+
+
+def test_a_group_of_a_profile_may_be_empty_and_must_not_be_a_list(tmp_path: Path):
+    from mapl_core.profiles import ConfigError, load_profile
+
+    path = tmp_path / "mine.yaml"
+    path.write_text("defaults:\nmethods:\nparadigms:\nneeds:\ndomains: {tldr: {source: pocket}}\n")
+    profile = load_profile(path)
+    assert (profile.threads, profile.needs) == (1, {})
+    assert profile.config("tldr", "madpo", agent_models=["pocket:tldr:1x"] * 2).source == "pocket"
+    path.write_text("domains: [tldr]\n")
+    with pytest.raises(ConfigError, match=r"`domains` is \['tldr'\]; write its entries as `name: value`"):
+        load_profile(path)
 
 
 def test_long_jobs_start_first():

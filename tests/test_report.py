@@ -140,6 +140,7 @@ def test_nb6_everything_comes_from_csv_files_alone_without_torch(results, tmp_pa
         "        if name in ('torch', 'transformers', 'peft', 'tkinter'): raise ImportError(name)\n"
         "sys.meta_path.insert(0, Refuse())\n"
         "from mapl_core import documented\n"
+        "documented.check_up_to_date = lambda *_: None\n"  # these jobs were written by hand
         "sys.exit(documented.main([*sys.argv[1:], '--command', 'c', '--machine', 'm']))\n"
     )
     environment = {name: value for name, value in os.environ.items() if not re.match("DISPLAY|MPLBACKEND", name)}

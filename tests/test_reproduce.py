@@ -22,11 +22,11 @@ import yaml
 from stand_in import PROFILE
 from workplace import MADPO, MARLHF, Workplace, results_of, wait_for
 
-from mapl_core import jobs, reproduce
+from mapl_core import documented, jobs, reproduce
 from mapl_core import plan as planning
 from mapl_core.grid import Job, parse
 from mapl_core.profiles import load_profile
-from mapl_core.results import folder_lock
+from mapl_core.results import ResultError, folder_lock
 
 # -- what runs and what does not ---------------------------------------------------------------------------------------
 
@@ -111,8 +111,24 @@ def test_save4_a_table_leaves_out_jobs_made_with_other_settings(place: Workplace
     place.profile.write_text(PROFILE.replace("train_tasks: 4", "train_tasks: 6"))
     assert place.run("--methods", "marlhf", "--paradigms", "dec-dec") == 0
     table = (place.results / "toy" / "tables" / "table1.md").read_text()
-    assert f"Left out, because made with other settings: {MADPO.name}." in table
+    assert f"Left out, because made with other settings or damaged: {MADPO.name}." in table
     assert "MADPO, Dec-Dec |" not in table and "MARLHF, Dec-Dec |" in table
+
+
+@pytest.mark.parametrize("file", ["metrics.csv", "manifest.json"])
+def test_save2_a_damaged_job_that_nobody_asked_for_does_not_stop_the_others(place: Workplace, started, file: str):
+    (place.finish(MADPO) / file).write_text("{")
+    assert place.run("--methods", "marlhf", "--paradigms", "dec-dec") == 0
+    table = (place.results / "toy" / "tables" / "table1.md").read_text()
+    assert f"made with other settings or damaged: {MADPO.name}." in table and "MARLHF, Dec-Dec |" in table
+
+
+def test_save4_what_the_runner_would_not_use_is_not_documented(place: Workplace, started: list[str]):
+    place.finish(MADPO)
+    documented.check_up_to_date(place.results / "toy", str(place.profile))
+    place.change_code("mapl_core.losses")
+    with pytest.raises(ResultError, match=f"--force outdated first:\n  {MADPO.name}: outdated: the code of losses"):
+        documented.check_up_to_date(place.results / "toy", str(place.profile))
 
 
 def test_save4_a_job_made_by_other_code_is_reported_and_force_outdated_runs_no_other_again(
@@ -292,10 +308,21 @@ def test_at_most_n_jobs_run_at_a_time(place: Workplace, monkeypatch: pytest.Monk
 
 def test_jobs_default_to_cores_divided_by_threads(place: Workplace, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(planning, "_cores", lambda: 8)
+    monkeypatch.setattr(planning, "free_memory", lambda: 0.0)  # of no account where the profile does not say its needs
     for threads, workers in ((1, 8), (3, 2), (16, 1)):
         place.profile.write_text(PROFILE.replace("train_tasks: 4", f"train_tasks: 4\n  threads: {threads}"))
         plan = planning.make_plan(parse(place.arguments()), place.notebooks)
         assert (plan.threads, plan.workers) == (threads, workers)
+
+
+@pytest.mark.parametrize(("free", "workers"), [(15.9, 3), (4.9, 1), (200.0, 4)])
+def test_as_many_jobs_run_at_a_time_as_free_memory_holds(place: Workplace, monkeypatch, free: float, workers: int):
+    monkeypatch.setattr(planning, "_cores", lambda: 8)
+    monkeypatch.setattr(planning, "free_memory", lambda: free)
+    text = PROFILE.replace("train_tasks: 4", "train_tasks: 4\n  threads: 2")
+    place.profile.write_text(text + "\nneeds: {memory_gib: 5}\n")
+    assert planning.make_plan(parse(place.arguments()), place.notebooks).workers == workers
+    assert planning.make_plan(parse(place.arguments("--jobs", "7")), place.notebooks).workers == 7
 
 
 def test_jobs_with_the_papers_models_share_no_gpu(place: Workplace, monkeypatch: pytest.MonkeyPatch):

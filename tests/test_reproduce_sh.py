@@ -24,6 +24,7 @@ case "$1" in
         case "$2" in
             *version_info\[:2\]\ not\ in*) case "$version" in 3.11|3.12) exit 0;; *) exit 1;; esac ;;
             *ensurepip*) [ -z "$FAKE_NO_ENSUREPIP" ] ;;
+            *importlib.metadata*) [ -f "$FAKE_LOG.torch" ] && cat "$FAKE_LOG.torch" ;;
             *) printf 'python%s-venv\n' "$version" ;;
         esac
         exit $? ;;
@@ -33,8 +34,9 @@ case "$*" in
     "-m venv "*)
         [ -n "$FAKE_VENV_FAILS" ] && { echo "no space"; exit 1; }
         mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
-    *"torch==2.13.0+cpu"*) [ -n "$FAKE_CPU_WHEEL" ] ;;
-    *"--index-url"*) [ -n "$FAKE_CPU_INDEX" ] ;;
+    *"torch==2.13.0+cpu"*) [ -n "$FAKE_CPU_WHEEL" ] && echo +cpu > "$FAKE_LOG.torch" ;;
+    *"--index-url"*) [ -n "$FAKE_CPU_INDEX" ] && echo +cpu > "$FAKE_LOG.torch" ;;
+    *"--force-reinstall"*) echo "$FAKE_PLAIN_BUILD" > "$FAKE_LOG.torch" ;;
     *"--check-arguments"*) [ -z "$FAKE_BAD_ARGUMENTS" ] || exit 2 ;;
 esac
 """
@@ -175,7 +177,7 @@ def test_an_unsupported_python_is_passed_over_and_the_way_out_is_printed(checkou
     assert done.returncode == 2
     assert "no Python 3.11 or 3.12 found" in done.stderr
     assert "    sudo apt-get install -y python3.11 python3.11-venv\n" in done.stderr
-    assert "    pip install uv && uv python install 3.11\n" in done.stderr
+    assert "    curl -LsSf https://astral.sh/uv/install.sh | sh\n" in done.stderr
 
 
 def test_uv_makes_the_environment_where_there_is_no_python(checkout: Checkout):
@@ -224,7 +226,9 @@ def test_without_a_gpu_a_cpu_build_from_pips_own_sources_is_preferred_and_said(c
 def test_then_one_from_the_cpu_index(checkout: Checkout):
     done = checkout.run(FAKE_CPU_INDEX="1", MAPL_TORCH_INDEX="https://example.org/cpu")
     assert "torch: a CPU build, from https://example.org/cpu" in done.stderr
-    assert "--retries 0 --timeout 20 --index-url https://example.org/cpu torch==2.13.0" in installs(checkout.calls)
+    replaced = "--force-reinstall --no-deps"  # by pip's rules any build of the version would do
+    options = f"{replaced} --retries 0 --timeout 20 --index-url https://example.org/cpu"
+    assert f"{options} torch==2.13.0" in installs(checkout.calls)
 
 
 def test_then_the_plain_one_with_a_warning(checkout: Checkout):
@@ -259,6 +263,25 @@ def test_mapl_torch_overrides(checkout: Checkout, choice: str, asked: bool):
     other = "keep" if choice == "cpu" else "cpu"
     checkout.run(MAPL_TORCH=other, FAKE_CPU_WHEEL="1")
     assert installs(checkout.calls), "another choice must install again"
+
+
+def test_the_choice_is_kept_until_another_one_is_made(checkout: Checkout):
+    checkout.run(MAPL_TORCH="keep")
+    assert checkout.run(FAKE_CPU_WHEEL="1").returncode == 0 and installs(checkout.calls) == []
+    checkout.run(MAPL_TORCH="cpu", FAKE_CPU_WHEEL="1")
+    assert "torch==2.13.0+cpu" in installs(checkout.calls)
+    checkout.run(FAKE_CPU_WHEEL="1")
+    assert installs(checkout.calls) == []
+
+
+def test_a_cpu_build_that_is_there_is_replaced_for_cuda_or_the_set_up_stops(checkout: Checkout):
+    """By pip's rules torch==2.13.0 is satisfied by 2.13.0+cpu, so asking for it alone would change nothing."""
+    checkout.run(FAKE_CPU_WHEEL="1")
+    done = checkout.run(MAPL_TORCH="cuda", FAKE_PLAIN_BUILD="+cpu")
+    assert done.returncode == 2 and "pip's own sources have a CPU build of torch only" in done.stderr
+    done = checkout.run(MAPL_TORCH="cuda", FAKE_PLAIN_BUILD="+cu130")
+    assert done.returncode == 0 and "torch: cuda" in done.stderr
+    assert installs(checkout.calls)[0] == "--force-reinstall --no-deps torch==2.13.0"
 
 
 def test_an_unknown_mapl_torch_is_an_error_that_lists_the_valid_ones(checkout: Checkout):

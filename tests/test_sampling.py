@@ -444,10 +444,60 @@ def test_the_direct_decoder_computes_in_the_dtype_of_the_base(tiny_qwen3, dtype)
             running = decoder(decoder.prepare(adapted, "agent0"), PROMPTS, batch)
             with torch.no_grad():
                 collected = [running.prefill()]
-                running.start(torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]))
+                running.start(torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]), 3)
                 collected += [running.step(tokens) for tokens in steps.T]
             logits[decoder, adapted] = torch.cat(collected)
     assert_close(logits[DirectDecoder, exact], logits[TransformersDecoder, exact], rtol=1e-4, atol=1e-4)
     assert logits[DirectDecoder, rounded].dtype == dtype
     error = {d: float((logits[d, rounded].float() - logits[d, exact]).abs().max()) for d in DECODERS}
     assert error[DirectDecoder] < 4 * error[TransformersDecoder] < 1.0
+
+
+def test_a_small_step_of_an_adapter_reaches_the_answers_of_a_16_bit_base(tiny_qwen3):
+    """A step of 1e-5 is less than half the distance between bfloat16 numbers near 0.02: merged, it would be lost.
+
+    The logits of both decoders move by the same, to the rounding of one addition.
+    """
+    adapted = adapted_model(tiny_qwen3(dtype=torch.bfloat16), "agent0")
+    layer = adapted.backbone.layers[0].self_attn.o_proj
+    with torch.no_grad():
+        for module in adapted._lora_layers():
+            module.lora_B["agent0"].weight.zero_()
+        for module in adapted._lora_layers():
+            module.lora_B["agent0"].weight.fill_(1e-5 / float(module.lora_A["agent0"].weight.abs().sum(0).mean()))
+    kept = (adapted.merged_weight(layer, "agent0") != adapted.merged_weight(layer, None)).float().mean()
+    assert kept < 0.5
+    x = torch.randn(5, layer.weight.shape[1], generator=torch.Generator().manual_seed(0)).bfloat16()
+    first, second = adapted.factors([layer], "agent0")
+    update = layer.scaling["agent0"] * layer.lora_B["agent0"].weight @ layer.lora_A["agent0"].weight
+    assert_close(second @ first, update.float())
+    projection = DirectDecoder.prepare(adapted, "agent0").layers[0].output
+    with torch.no_grad(), adapted.using("agent0"):
+        assert_close(projection(x), layer(x), rtol=0.02, atol=1e-3)
+
+
+@pytest.mark.parametrize("limit", [1, 15, 16, 33])
+def test_the_cache_of_new_tokens_never_grows_beyond_what_can_be_needed(tiny_qwen3, limit, monkeypatch):
+    widths, append = [], DirectDecoder._append
+
+    def watched(self, index, key, value):
+        found = append(self, index, key, value)
+        widths.append(self.suffix[index][0].shape[2])
+        return found
+
+    monkeypatch.setattr(DirectDecoder, "_append", watched)
+    adapted = AdaptedModel(tiny_qwen3())
+    monkeypatch.setattr(AdaptedModel, "stop_ids", {10**6})
+    _sample(adapted, None, samples=2, settings=SamplingSettings(max_new_tokens=limit))
+    assert max(widths, default=0) <= limit
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_logits_that_are_not_finite_are_an_error_and_masked_ones_are_not(value, temperature):
+    logits, uniforms = torch.zeros(2, 50), torch.full((2,), 0.5, dtype=torch.float64)
+    logits[:, :10] = -torch.inf
+    assert choose_tokens(logits, uniforms, temperature=temperature, top_p=0.9).min() >= 10
+    logits[1, 20] = value
+    with pytest.raises(FloatingPointError, match=r"1 of 2 rows of logits are not finite, in torch\.float32"):
+        choose_tokens(logits, uniforms, temperature=temperature, top_p=0.9)

@@ -118,6 +118,8 @@ def test_a_single_run_without_its_tasks_decides_nothing():
         (-0.02, -0.01, FAILS, HOLDS),
         (-0.09, -0.04, FAILS, FAILS),
         (0.0, 0.02, UNCLEAR, HOLDS),
+        (0.05, 0.05, UNCLEAR, UNCLEAR),
+        (0.0, 0.0, UNCLEAR, UNCLEAR),  # as where neither of two rows ever passes a task
     ],
 )
 def test_superiority_and_equivalence_read_the_interval(low: float, high: float, superior: str, within_3: str):

@@ -577,3 +577,25 @@ def test_scoring_passes_build_no_graph(tiny_qwen3):
     assert not scalar.values(TEXTS).requires_grad
     for adapter in ("agent0", None):
         assert not scoring.response_logprobs(scalar.adapted, adapter, ITEMS, max_tokens=512).requires_grad
+
+
+def test_a_scalar_model_takes_no_step_on_a_gradient_that_is_not_finite(tiny_qwen3):
+    scalar = _scalar(tiny_qwen3())
+    optimizer = torch.optim.AdamW(scalar.parameters(), lr=0.1)
+    scalar.backward([((1, 2), (3,))], lambda values: (values - 1).square().sum())
+    scalar.parameters()[0].grad.view(-1)[0] = torch.nan
+    before = scalar.state()
+    with pytest.raises(FloatingPointError, match="the gradient norm of 'value' is nan; nothing was updated"):
+        scalar.step(optimizer, 1.0)
+    after = scalar.state()
+    assert all(torch.equal(before[part][name], after[part][name]) for part in before for name in before[part])
+    assert not optimizer.state
+
+
+def test_a_loss_of_scalars_meets_its_targets_on_the_host(tiny_qwen3, monkeypatch):
+    """Targets, rewards and the values of other critics are on the CPU, whatever device the model is on."""
+    scalar, seen = _scalar(tiny_qwen3()), []
+    monkeypatch.setattr(scalar, "_values", lambda batch: scalar.head.weight.sum().to("meta").expand(len(batch.members)))
+    with pytest.raises(NotImplementedError, match="meta"):  # a copy from there to the CPU is asked for, and impossible
+        scalar.backward([((1, 2), (3,))], lambda values: seen.append(values) or values.sum())
+    assert not seen

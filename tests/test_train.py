@@ -206,6 +206,26 @@ def test_save1_a_killed_run_ends_with_the_numbers_and_weights_of_an_undisturbed_
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes(), name
 
 
+def test_save2_a_run_does_not_go_on_in_another_arithmetic(config, tmp_path, monkeypatch):
+    """A checkpoint of a GPU in bfloat16 on a machine without one: neither the one run nor the other."""
+    original = train._Run.evaluate
+
+    def dies(self, finished):
+        if finished == 1:
+            raise Killed
+        original(self, finished)
+
+    monkeypatch.setattr(train._Run, "evaluate", dies)
+    with pytest.raises(Killed):
+        run_mapl(config("madpo"), tmp_path, progress=False)
+    path = tmp_path / "checkpoint.pt"
+    state = torch.load(path, weights_only=True)
+    assert state["arithmetic"] == "cpu, torch.float32"
+    torch.save(state | {"arithmetic": "cuda, torch.bfloat16"}, path)
+    with pytest.raises(RuntimeError, match=r"made on cuda, torch\.bfloat16, this is cpu, torch\.float32\); delete it"):
+        run_mapl(config("madpo"), tmp_path, progress=False)
+
+
 def test_save2_a_checkpoint_of_another_configuration_or_a_broken_one_is_refused_by_name(config, tmp_path):
     torch.save({"fingerprint": "other"}, tmp_path / "checkpoint.pt")
     with pytest.raises(RuntimeError, match="checkpoint.pt belongs to another configuration"):

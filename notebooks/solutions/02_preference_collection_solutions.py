@@ -72,7 +72,8 @@ assert wins[1] > wins[0]
 
 # %% [markdown]
 # **3.** More than $m-k$ of them: with $m=8$ and $k=4$, five ties leave three pairs, and
-# all three are kept.
+# all three are kept. Fewer ties are enough where the same pair of texts comes twice: it
+# is kept once.
 
 # %%
 tied = [toy(1.0, f"t{j}") for j in range(5)] + [toy(2.0, f"w{j}") for j in range(3)]

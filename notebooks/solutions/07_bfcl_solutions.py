@@ -62,10 +62,9 @@ print(reward.total, reward.parts)
 assert reward.total == 2.0
 
 # %% [markdown]
-# **3.** Told which calls are theirs, the agents start unequal: the pull of every pair has
-# a direction from the first step on. The pocket model has seen these prompts, but its
-# answers are the same mixture whatever the role says, so the roles are still to be
-# learnt. One run each: it shows two teams, not a law.
+# **3.** Told which calls are theirs, the agents read different prompts. The pocket model
+# has seen these prompts, but answers all of them with the same mixture, so the roles are
+# still to be learnt. One short run each: it shows two teams, not a law.
 
 # %%
 def train(roles):

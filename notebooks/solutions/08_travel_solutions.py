@@ -21,6 +21,7 @@
 # %%
 import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 
@@ -29,7 +30,8 @@ from mapl_core.domains.travel_solver import cheapest_plan, plan_values
 from mapl_core.profiles import load_profile
 from mapl_core.rewards.travel import judge, travel_reward
 from mapl_core.rewards.travel_actions import owned_slots, write_action
-from mapl_core.train import run_mapl
+from mapl_core.seeding import Stream
+from mapl_core.train import build_team, evaluate, run_mapl
 
 domain = get_domain("travel")
 task = domain.load_tasks("eval", "pocket", 1)[0]
@@ -74,8 +76,19 @@ assert swapped.total < 0
 config = load_profile("pocket").config(
     "travel", "madpo", train_tasks=16, eval_tasks=8, iterations=2, max_new_tokens=[18],
     domain_options={"num_agents": 3})
-folder = tempfile.mkdtemp()
+folder = Path(tempfile.mkdtemp())
 run_mapl(config, folder, progress=False)
-rows = pd.read_csv(f"{folder}/metrics.csv")
-shown = rows[rows.metric.isin(["reward", "J", "B", "g", "pass", "success"])]
-shown.pivot_table(index="metric", columns="iteration", values="value").round(2)
+team = build_team(config)
+team.policy.load(folder / "adapters")
+_, played = evaluate(team.policy, team.eval_tasks, 8, Stream(0, "solutions 08"))
+tasks = {task.id: task for task in team.eval_tasks}
+rows = []
+for trajectory in played:
+    found = team.domain.judge(list(trajectory.responses[-1]), tasks[trajectory.task_id])
+    plan, valid = found.merged.plan, found.evaluation.valid
+    needed = set(team.domain.trip(tasks[trajectory.task_id]).required)
+    right = {slot for slot in needed & set(plan) if valid[slot]}
+    rows.append([len(right & set(action.owned)) / len(needed & set(action.owned))
+                 for action in found.actions])
+shares = pd.DataFrame(rows, columns=["logistics", "dining", "sightseeing"])
+shares.mean().round(2)

@@ -45,8 +45,9 @@ for seeds in (2, 3, 5, 10):
 
 # %% [markdown]
 # **2.** Independent errors add in squares. Pairing helps where both rows rise and fall
-# together with the seed, and hurts a little where they do the opposite: the paired
-# interval knows which it was, the other one assumes that there was no connection.
+# together with the seed (or with the task, where there is one seed), and hurts a little
+# where they do the opposite: the paired interval knows which it was, the other one assumes
+# that there was no connection.
 
 # %%
 runs = results.rows("tldr", TABLE1)
