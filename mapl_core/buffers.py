@@ -36,6 +36,11 @@ class Response:
     truncated: bool
     forced: tuple[int, ...] = ()
 
+    @property
+    def num_chosen(self) -> int:
+        """How many of the tokens the model has chosen."""
+        return len(self.token_ids) - len(self.forced)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and values that JSON can hold; `from_dict` gives back an equal response."""
         return {

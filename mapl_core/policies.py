@@ -362,7 +362,7 @@ class JointPolicy:
         return torch.tensor(
             [
                 [
-                    [len(turn[index].token_ids) - len(turn[index].forced) for turn in trajectory.actions]
+                    [turn[index].num_chosen for turn in trajectory.actions]
                     for index in range(len(self.members))
                 ]
                 for trajectory in trajectories

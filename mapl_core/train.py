@@ -659,7 +659,7 @@ class _Run:
 
 
 def _tokens(played: Sequence[Trajectory]) -> int:
-    return sum(len(action.token_ids) for trajectory in played for turn in trajectory.actions for action in turn)
+    return sum(action.num_chosen for trajectory in played for turn in trajectory.actions for action in turn)
 
 
 def _mean(values: Sequence[float]) -> float:

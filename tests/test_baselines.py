@@ -350,7 +350,8 @@ def test_trl_tells_the_hub_nothing(tiny_qwen3, monkeypatch):
 
 
 def test_forced_tokens_are_marked_and_batches_divide_their_tasks():
-    assert scored_tokens(Response((1,), (5, 6, 7), "", False, forced=(1,))) == [1, 0, 1]
+    response = Response((1,), (5, 6, 7), "", False, forced=(1,))
+    assert scored_tokens(response) == [1, 0, 1] and response.num_chosen == 2
     assert [largest_divisor(*entry[:1], at_most=entry[1]) for entry in ((60, 8), (64, 8), (61, 8), (3, 8))] == [
         6,
         8,
