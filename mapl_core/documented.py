@@ -18,7 +18,7 @@ from typing import Any
 
 from mapl_core import figures, report, scoreboard, table_formats
 from mapl_core.grid import parse
-from mapl_core.plan import AGAIN, OUTDATED, survey
+from mapl_core.plan import survey
 from mapl_core.results import (
     EVALUATION_FILE,
     MANIFEST_FILE,
@@ -111,7 +111,7 @@ def check_up_to_date(source: Path, profile: str | None = None) -> None:
     """
     request = parse(["--profile", profile or source.name, "--results", str(source.resolve().parent)])
     found = survey(request).found
-    wrong = [f"  {job.name}: {of}" for job, of in found.items() if of.state in (OUTDATED, AGAIN)]
+    wrong = [f"  {job.name}: {of}" for job, of in found.items() if of.is_unusable]
     if wrong:
         listed = "\n".join(wrong)
         raise ResultError(f"cannot document these jobs; run them again with --force outdated first:\n{listed}")

@@ -186,7 +186,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--seeds", nargs="+", default=["1"], metavar="N", help="number of seeds; or a list such as 0,3,7"
     )
     parser.add_argument("--experiments", **several, help=f"default: all of {', '.join(EXPERIMENTS)}")
-    parser.add_argument("--jobs", metavar="N", help="jobs at a time; default: cores / the profile's threads, as memory allows")
+    parser.add_argument("--jobs", metavar="N", help="jobs at a time; default: as many as cores and memory allow")
     parser.add_argument("--results", default=ROOT / "results", metavar="DIR", help="default: results/ of this project")
     parser.add_argument("--dry-run", action="store_true", help="show what would run, write nothing")
     parser.add_argument(

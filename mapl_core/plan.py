@@ -54,6 +54,11 @@ class Found:
     memory_mib: int = 0
     is_whole: bool = False
 
+    @property
+    def is_unusable(self) -> bool:
+        """Whether it has ended with numbers that no table may use: damaged, or made from something else."""
+        return self.is_whole if self.state == OUTDATED else self.state == AGAIN and not self.is_whole
+
     def __str__(self) -> str:
         return f"{self.state}: {self.detail}" if self.detail else self.state
 
@@ -236,11 +241,7 @@ def make_plan(request: Request, notebook_folder: Path = NOTEBOOK_FOLDER, inputs:
             "give --force outdated to run just these again, --force to run all again, or --results DIR to keep both"
         )
     others = {job: found for job, found in seen.found.items() if job not in seen.asked}
-    left_out = sorted(
-        job.name
-        for job, found in others.items()
-        if (found.state == AGAIN and not found.is_whole) or (found.state == OUTDATED and found.is_whole)
-    )
+    left_out = sorted(job.name for job, found in others.items() if found.is_unusable)
     return Plan(seen.profile.name, seen.folder, seen.profile.threads, _workers(seen), planned, left_out)
 
 

@@ -361,10 +361,7 @@ class JointPolicy:
         """(B, policies, H) numbers of response tokens that log-probabilities count."""
         return torch.tensor(
             [
-                [
-                    [turn[index].num_chosen for turn in trajectory.actions]
-                    for index in range(len(self.members))
-                ]
+                [[turn[index].num_chosen for turn in trajectory.actions] for index in range(len(self.members))]
                 for trajectory in trajectories
             ]
         )

@@ -112,7 +112,7 @@ generator = Stream(SEED, "notebook 01").generator()  # all randomness comes from
 # | symbol | in the paper (section 3.1) | here |
 # |---|---|---|
 # | $\mathcal I$ | the agents | agent 0 and agent 1 |
-# | $\mathcal S$, $b_0$ | states $s=(s^{sys},s^{usr})$, law of the first | which servers are up; the user's part never changes |
+# | $\mathcal S$, $b_0$ | states $s=(s^{sys},s^{usr})$, law of the first | which servers are up; users stay the same |
 # | $\mathcal O_i$, $O$ | local observations, language prompts; how they arise | "your server is up" or "... down" |
 # | $\mathcal A_i$ | responses | wait or call; for a language model, every text |
 # | $T$, $H$ | transition and horizon | the episode ends after one turn, $H=1$ (two in section 4) |

@@ -109,7 +109,10 @@ def test_table_figure_and_scoreboard_of_the_same_runs_are_in_it(page: str):
 def test_the_origin_says_profile_tasks_seeds_command_commit_and_machine(results):
     found = origin(results, "tldr: pocket tasks")
     assert found["profile"] == "pocket" and found["seeds"] == "0, 1, 2"
-    assert found["command"] == "./reproduce.sh --profile pocket --domains tldr --seeds 0,1,2"
+    assert found["command"] == (
+        "./reproduce.sh --profile pocket --domains tldr --methods madpo marlhf untrained --paradigms dec-dec "
+        "--seeds 0,1,2"
+    )
     assert "Linux" in found["machine"] and "9 jobs" in found["work"]
     assert re.match(r"python 3\.1\d", found["versions"])
     commit = results.runs[0].manifest["environment"]["commit"]

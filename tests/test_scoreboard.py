@@ -220,12 +220,19 @@ def ablation(number: int, runs: list) -> str:
 
 
 def dec_dec_runs(experiment: str, levels: dict[str, float], *, setting: str, methods=("marlhf", "madpo")) -> list:
-    """Dec-Dec runs in all domains, by the value of one setting."""
+    """Dec-Dec runs in all domains, by the value of one setting; seeds differ a little, and differently by value."""
     return [
-        run(domain, (method, "dec-dec"), seed, steady(level), experiment=experiment, **{setting: name})
+        run(
+            domain,
+            (method, "dec-dec"),
+            seed,
+            steady(level + 1e-5 * seed * place),
+            experiment=experiment,
+            **{setting: name},
+        )
         for domain in DOMAINS
         for method in methods
-        for name, level in levels.items()
+        for place, (name, level) in enumerate(levels.items(), 1)
         for seed in range(3)
     ]
 
