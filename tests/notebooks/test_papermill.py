@@ -86,7 +86,7 @@ def outcome(runner: subprocess.Popen) -> str:
 
 @pytest.mark.slow
 @pytest.mark.smoke
-@pytest.mark.parametrize("domain", ["tldr", "coophe"])
+@pytest.mark.parametrize("domain", ["tldr", "coophe", "bfcl"])
 def test_save1_a_pocket_job_killed_in_the_middle_ends_with_the_numbers_of_an_undisturbed_one(
     domain: str, start_runner: Callable[..., subprocess.Popen], tmp_path: Path
 ):
