@@ -178,8 +178,8 @@ def build_team(config: RunConfig) -> Team:
             )
             if config.prompt_form == "chat" and bases[name].tokenizer.chat_template is None:
                 raise ValueError(
-                    f"model {name!r} has no chat template, and prompt_form is 'chat'; set it to 'text', or name another "
-                    "model"
+                    f"model {name!r} has no chat template, and prompt_form is 'chat'; set it to 'text', or name "
+                    "another model"
                 )
         return bases[name]
 
