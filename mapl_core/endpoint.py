@@ -24,6 +24,8 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from tqdm import tqdm
+
 from mapl_core.notebook import cast_parameter
 from mapl_core.pocket.common import cache_dir
 from mapl_core.results import folder_lock, write_atomically
@@ -41,6 +43,11 @@ MAY_PASS = (408, 409, 429)  # and every status from 500 on
 OUT_OF_CREDIT = "insufficient_quota"  # a 429 that waiting does not cure
 ENDED, CUT = ("stop",), ("length", "content_filter")  # finish reasons; after any other one there is no answer
 FIRST_ANSWERS = 16  # if all of these say nothing, the rest is not paid for
+WORDLESS = (
+    "The token limit was reached before the first word, as happens to a model that reasons first: switch its reasoning "
+    "off in endpoint.options, or raise max_new_tokens"
+)
+BAR_DELAY = 5.0  # seconds after which a progress bar is shown
 
 
 class EndpointError(ValueError):
@@ -388,11 +395,13 @@ class Endpoint:
         try:
             futures = [pool.submit(self._answer, question, stopped) for question in questions]
             wordless = 0
-            for number, future in enumerate(as_completed(futures), 1):
-                answer = future.result()
-                wordless += answer.truncated and not answer.text.strip()
-                if wordless == number == min(FIRST_ANSWERS, len(questions)):
-                    raise EndpointError(f"{self._name}: the first {number} answers are empty. {self._wordless_remedy}")
+            with tqdm(total=len(futures), desc=f"asking {self.settings.model}", leave=False, delay=BAR_DELAY) as bar:
+                for number, future in enumerate(as_completed(futures), 1):
+                    answer = future.result()
+                    bar.update()
+                    wordless += answer.truncated and not answer.text.strip()
+                    if wordless == number == min(FIRST_ANSWERS, len(questions)):
+                        raise EndpointError(f"{self._name}: the first {number} answers are empty. {WORDLESS}")
             answers = [future.result() for future in futures]
         except BaseException:
             stopped.set()
@@ -401,7 +410,7 @@ class Endpoint:
             pool.shutdown(wait=False, cancel_futures=True)
         if wordless:
             warnings.warn(
-                f"{self._name}: {wordless} of {len(answers)} answers are empty. {self._wordless_remedy}", stacklevel=2
+                f"{self._name}: {wordless} of {len(answers)} answers are empty. {WORDLESS}", stacklevel=2
             )
         return answers
 
@@ -421,7 +430,7 @@ class Endpoint:
         }
 
     def state(self) -> dict[str, Any]:
-        """The counts, for a checkpoint."""
+        """The counts, for a checkpoint. What is answered after it is on disk: a run that goes on counts it as kept."""
         usage = {"sent": asdict(self.sent), "kept": asdict(self.kept)}
         return usage | {"failed_attempts": self.failed_attempts, "models": sorted(self.models)}
 
@@ -432,13 +441,6 @@ class Endpoint:
     @property
     def _name(self) -> str:
         return f"{self.settings.model} at {self.settings.url}"
-
-    @property
-    def _wordless_remedy(self) -> str:
-        return (
-            "The token limit was reached before the first word, as happens to a model that reasons first: switch its "
-            "reasoning off in endpoint.options, or raise max_new_tokens"
-        )
 
     # -- one question ------------------------------------------------------------------------------------------------
 
