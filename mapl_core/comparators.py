@@ -113,9 +113,7 @@ class EndpointTeam:
             of the endpoint.
     """
 
-    def __init__(
-        self, domain: Domain, structure: Structure, endpoint: Endpoint, settings: Sequence[SamplingSettings]
-    ):
+    def __init__(self, domain: Domain, structure: Structure, endpoint: Endpoint, settings: Sequence[SamplingSettings]):
         self.domain, self.structure, self.endpoint, self.settings = domain, structure, endpoint, list(settings)
 
     def sample(self, tasks: Sequence[Task], samples: int, stream: Stream) -> list[list[Trajectory]]:

@@ -409,9 +409,7 @@ class Endpoint:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
         if wordless:
-            warnings.warn(
-                f"{self._name}: {wordless} of {len(answers)} answers are empty. {WORDLESS}", stacklevel=2
-            )
+            warnings.warn(f"{self._name}: {wordless} of {len(answers)} answers are empty. {WORDLESS}", stacklevel=2)
         return answers
 
     def record(self) -> dict[str, Any]:

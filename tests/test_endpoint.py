@@ -91,9 +91,11 @@ def test_options_add_fields_replace_them_and_leave_them_out(client, chat_server)
 
 
 def test_answers_come_in_the_order_of_the_questions(client, chat_server):
-    chat_server.default = lambda handler, seen: good(
-        str(seen.body["seed"]), seconds=0.02 * (seen.body["seed"] % 3)
-    )(handler, seen)
+    def late_ones_first(handler, seen):
+        draw = seen.body["seed"]
+        good(str(draw), seconds=0.02 * (draw % 3))(handler, seen)
+
+    chat_server.default = late_ones_first
     answers = client(concurrency=5).answer([question(draw) for draw in range(12)])
     assert [answer.text for answer in answers] == [str(draw) for draw in range(12)]
 
