@@ -321,9 +321,9 @@ elsewhere.endpoint_settings
 # prices what they cost. The README lists all settings.
 #
 # > **Common mistake.** A comparator that reasons before it answers, under a token limit
-# > meant for the answer alone: nearly all its texts are empty, and the agents win every
-# > comparison without learning anything. On the plot, `preferences/comparator_empty` is
-# > near 1. The option above switches DeepSeek's reasoning off.
+# > meant for the answer alone. If all of its first answers are empty the run stops; if
+# > some are, the agents win these comparisons for nothing, and on the plot
+# > `preferences/comparator_empty` rises. The option above switches reasoning off.
 
 # %% [markdown]
 # > **Common mistake.** A "last" comparator that loads the *newest* checkpoint. It equals
