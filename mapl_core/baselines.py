@@ -24,15 +24,13 @@ import torch
 
 from mapl_core.buffers import PreferencePair, Response, Trajectory
 from mapl_core.domains.base import Task
-from mapl_core.policies import JointPolicy
+from mapl_core.policies import Episode, JointPolicy, episode_keys
 from mapl_core.profiles import RunConfig
 from mapl_core.seeding import Stream
 from mapl_core.updates import Averages, RewardFunction, TeamOptimizer, group_metrics, numbered_stream
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainingArguments
-
-Episode = tuple[Task, int]  # a task and which of its samples
 
 # What TRL logs, by the names that the project's own losses give to the same quantities.
 DPO_METRICS = {
@@ -77,7 +75,7 @@ class TalkingTeam(JointPolicy):
             member,
             [ids[text, task.id] for text, (task, _) in zip(prompts, episodes, strict=True)],
             [self.domain.skeleton(agent, task) for task, _ in episodes],
-            [f"{task.id}/turn{turn}/sample{sample}" for task, sample in episodes],
+            episode_keys(episodes, turn),
             settings,
             stream.for_agent(agent),
             member.adapter if self.trained else None,

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mapl_core.endpoint import EndpointError, EndpointSettings, check_endpoint
 from mapl_core.grid import DOMAIN_NOTEBOOKS, ROOT
 from mapl_core.memory import free_memory
 from mapl_core.model_names import HUB_NAME, SMOLLM2, check_model_name
@@ -227,11 +228,14 @@ def _cores(machine: Machine, profile: Profile) -> Finding:
 
 
 def look_at_needs(profile: Profile) -> Iterator[Finding]:
-    """Models, tasks and sandbox of the profile's grid."""
+    """Models, endpoints, tasks and sandbox of the profile's grid."""
     domains = [name for name in DOMAIN_NOTEBOOKS if name in profile.grid["domains"]]
     configs = [profile.config(domain, "madpo", paradigm) for domain in domains for paradigm in ("dec-dec", "dec-cen")]
     for name in dict.fromkeys(name for config in configs for name in config.model_names):
         yield _model(name)
+    asked = [config.endpoint_settings for config in configs if config.endpoint_settings]
+    for settings in {(each.url, each.model): each for each in asked}.values():
+        yield _endpoint(settings)
     for config in configs[::2]:
         yield _tasks(config)
     if "coophe" in domains:
@@ -263,6 +267,16 @@ def _model(name: str) -> Finding:
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         return Finding(FAILURE, subject, "not in the hub's cache, and HF_HUB_OFFLINE forbids the download; unset it")
     return Finding(OK, subject, "will be downloaded from the hub")
+
+
+def _endpoint(settings: EndpointSettings) -> Finding:
+    subject = f"endpoint {settings.model}"
+    try:
+        check_endpoint(settings)
+    except EndpointError as error:
+        return Finding(FAILURE, subject, str(error))
+    key = f"the key is in {settings.key_variable}" if settings.key_variable else "no key"
+    return Finding(OK, subject, f"{settings.url}, {key}; nothing was sent to it")
 
 
 def _tasks(config: RunConfig) -> Finding:

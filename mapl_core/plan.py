@@ -313,9 +313,13 @@ def _workers(seen: Survey) -> int:
 
 
 def _check_models(seen: Survey, to_run: Sequence[Job]) -> None:
-    """Look at the name and folder of every model once, without reading weights, before any job starts."""
+    """Look once at every model's name and folder and every endpoint's key, before any job starts; nothing is loaded."""
+    from mapl_core.endpoint import check_endpoint
     from mapl_core.model_names import check_model_name
 
+    for job in to_run:
+        if endpoint := seen.config(job).endpoint_settings:
+            check_endpoint(endpoint)
     for name in sorted({name for job in to_run for name in seen.config(job).model_names}):
         check_model_name(name)
         if Path(name).is_dir() and not Path(name).is_absolute():

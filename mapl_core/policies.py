@@ -10,7 +10,7 @@ one policy that writes for all, H turns.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -31,6 +31,48 @@ from mapl_core.tokens import decode_response, encode_prompt, encode_response
 Structure = Literal["dec", "cen", "single"]
 SHARED_WRITERS = {"cen": "coordinator", "single": "single"}  # structures in which one policy writes for all agents
 Snapshot = list[AdapterState]
+Episode = tuple[Task, int]  # a task and which of its samples
+# (turn, episodes, their histories) -> what the policies wrote in each episode, and the agents' texts in it
+Act = Callable[[int, Sequence[Episode], Sequence[Sequence[Turn]]], list[tuple[tuple[Response, ...], list[str]]]]
+
+
+def prompts_of(domain: Domain, structure: Structure, task: Task, history: Sequence[Turn]) -> list[str]:
+    """What every policy of a team is told: each agent its own prompt, or the one that writes for all the joint one."""
+    if structure == "dec":
+        return domain.prompts(task, history)
+    return [domain.single_prompt(task) if structure == "single" else domain.coordinator_prompt(task, history)]
+
+
+def play(domain: Domain, tasks: Sequence[Task], samples: int, act: Act) -> list[list[Trajectory]]:
+    """Play every task `samples` times: at each turn everybody acts, then the oracle scores the joint answer.
+
+    Returns:
+        For each task the list of its trajectories.
+    """
+    episodes = [(task, sample) for task in tasks for sample in range(samples)]
+    actions: list[list[tuple[Response, ...]]] = [[] for _ in episodes]
+    histories: list[list[Turn]] = [[] for _ in episodes]
+    for turn in range(domain.horizon):
+        written = act(turn, episodes, histories)
+        for (task, _), earlier, history, (acted, texts) in zip(episodes, actions, histories, written, strict=True):
+            earlier.append(acted)
+            history.append(Turn(tuple(texts), domain.reward(texts, task)))
+    played = [
+        Trajectory(
+            task_id=task.id,
+            actions=tuple(acted),
+            responses=tuple(turn.responses for turn in history),
+            rewards=tuple(turn.reward.total for turn in history),
+            parts=tuple(turn.reward.parts for turn in history),
+        )
+        for (task, _), acted, history in zip(episodes, actions, histories, strict=True)
+    ]
+    return [played[start : start + samples] for start in range(0, len(played), samples)]
+
+
+def episode_keys(episodes: Sequence[Episode], turn: int) -> list[str]:
+    """Keys of the episodes' random numbers at a turn."""
+    return [f"{task.id}/turn{turn}/sample{sample}" for task, sample in episodes]
 
 
 @dataclass(frozen=True)
@@ -126,12 +168,10 @@ class JointPolicy:
         """
         if joint_view and self.structure != "dec":
             raise ValueError("joint_view is for decentralised agents; a coordinator reads the joint history already")
-        episodes = [(task, sample) for task in tasks for sample in range(samples)]
-        actions: list[list[tuple[Response, ...]]] = [[] for _ in episodes]
-        histories: list[list[Turn]] = [[] for _ in episodes]
-        for turn in range(self.domain.horizon):
+
+        def act(turn, episodes, histories):
             observed = self._observations(episodes, histories, samples, turn, joint_view)
-            keys = [f"{task.id}/turn{turn}/sample{sample}" for task, sample in episodes]
+            keys = episode_keys(episodes, turn)
             columns = []
             for index, member in enumerate(self.members):
                 settings = member.settings
@@ -152,26 +192,16 @@ class JointPolicy:
                         None if reference or not self.trained else member.adapter,
                     )
                 )
-            for episode, acted in enumerate(zip(*columns, strict=True)):
-                texts = self._agent_texts([action.text for action in acted], joint_view)
-                actions[episode].append(acted)
-                reward = self.domain.reward(texts, episodes[episode][0])
-                histories[episode].append(Turn(tuple(texts), reward))
-        played = [
-            Trajectory(
-                task_id=task.id,
-                actions=tuple(acted),
-                responses=tuple(turn.responses for turn in history),
-                rewards=tuple(turn.reward.total for turn in history),
-                parts=tuple(turn.reward.parts for turn in history),
-            )
-            for (task, _), acted, history in zip(episodes, actions, histories, strict=True)
-        ]
-        return [played[start : start + samples] for start in range(0, len(played), samples)]
+            return [
+                (acted, self._agent_texts([action.text for action in acted], joint_view))
+                for acted in zip(*columns, strict=True)
+            ]
+
+        return play(self.domain, tasks, samples, act)
 
     def _observations(
         self,
-        episodes: Sequence[tuple[Task, int]],
+        episodes: Sequence[Episode],
         histories: Sequence[Sequence[Turn]],
         samples: int,
         turn: int,
@@ -183,20 +213,12 @@ class JointPolicy:
             if turn == 0 and index % samples:
                 observed.append(observed[-1])
                 continue
-            if self.one_writer:
-                texts = [self._shared_prompt(task, histories[index])]
-            elif joint_view:
+            if joint_view:
                 texts = [self.domain.coordinator_prompt(task, histories[index])] * len(self.members)
             else:
-                texts = self.domain.prompts(task, histories[index])
+                texts = prompts_of(self.domain, self.structure, task, histories[index])
             observed.append([self.encode(member, text, task) for member, text in zip(self.members, texts, strict=True)])
         return observed
-
-    def _shared_prompt(self, task: Task, history: Sequence[Turn]) -> str:
-        """What the one policy that writes for all is told."""
-        if self.structure == "single":
-            return self.domain.single_prompt(task)
-        return self.domain.coordinator_prompt(task, history)
 
     def _respond(
         self,
@@ -262,10 +284,8 @@ class JointPolicy:
         """
         actions, history = [], []
         for texts, reward, parts in zip(trajectory.responses, trajectory.rewards, trajectory.parts, strict=True):
-            if self.one_writer:
-                prompts, written = [self._shared_prompt(task, history)], [self.domain.join(texts)]
-            else:
-                prompts, written = self.domain.prompts(task, history), list(texts)
+            prompts = prompts_of(self.domain, self.structure, task, history)
+            written = [self.domain.join(texts)] if self.one_writer else list(texts)
             skeletons = [self._skeleton(index, task) for index in range(len(self.members))]
             actions.append(
                 tuple(

@@ -15,13 +15,14 @@ from typing import Any, get_type_hints
 import yaml
 
 from mapl_core.domains import DOMAINS, get_domain
+from mapl_core.endpoint import EndpointSettings
 from mapl_core.notebook import ParameterError, cast_parameter
 from mapl_core.runs import METHOD_NAMES, PARADIGM_NAMES, SINGLE_AGENT, WITHOUT_TRAINING
 
 METHODS = tuple(METHOD_NAMES)
 PARADIGMS = tuple(PARADIGM_NAMES)
 MARL_ALGORITHMS = ("magrpo", "collm_cc", "collm_dc")
-COMPARATORS = ("raw", "last", "current", "soft", "model")
+COMPARATORS = ("raw", "last", "current", "soft", "model", "api")
 # Also in annotators and buffers, whose import costs seconds (torch); a test holds them equal.
 ANNOTATORS = ("oracle", "bradley_terry", "noisy")
 SELECTION_RULES = ("winner_return", "reward_gap", "comparator_return", "random", "proxy", "good_comparator")
@@ -73,6 +74,7 @@ class RunConfig:
     selection_component: str | None = None  # reward part compared by good_comparator
     comparator: str = "current"
     comparator_model: str | None = None  # for comparator "model"; None takes the central model where centralised
+    endpoint: dict = field(default_factory=dict)  # for comparator "api": url, model ... (`EndpointSettings`)
     soft_temperature: float = 1.5
     buffer: str = "decay"
     buffer_decay: float = 0.8  # lambda
@@ -175,6 +177,12 @@ class RunConfig:
     def other_comparator(self) -> str:
         """The model of the comparator "model": its own, or the central one."""
         return self.comparator_model or self.central_model
+
+    @property
+    def endpoint_settings(self) -> EndpointSettings | None:
+        """Where the comparator "api" is and how it is asked; None for a run that asks no endpoint."""
+        asks = self.learns_from_preferences and self.comparator == "api"
+        return EndpointSettings.read(self.endpoint) if asks else None
 
     @property
     def token_limits(self) -> list[int]:
@@ -317,6 +325,16 @@ class RunConfig:
             self.comparator != "model" or bool(self.other_comparator),
             "comparator 'model' needs comparator_model",
         )
+        require(
+            self.comparator != "api" or bool(self.endpoint),
+            "comparator 'api' needs `endpoint`, with url, model and, where a key is needed, the name of its variable: "
+            "endpoint: {url: https://api.deepseek.com, model: deepseek-v4-pro, key_variable: DEEPSEEK_API_KEY}",
+        )
+        if self.endpoint:
+            try:
+                EndpointSettings.read(self.endpoint)
+            except ValueError as error:
+                raise ConfigError(str(error)) from None
 
     def _check_baselines(self, require: Callable[[bool, str], None]) -> None:
         """What the baselines of Table 1 cannot be asked for."""

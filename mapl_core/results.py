@@ -38,6 +38,7 @@ FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 RECORDED_PACKAGES = (
     *("torch", "transformers", "peft", "trl", "accelerate", "datasets", "tokenizers", "safetensors", "numpy", "pandas"),
     *("scipy", "scikit-learn", "matplotlib", "papermill", "nbclient", "ipykernel", "unsloth", "vllm", "bitsandbytes"),
+    "openai",
 )
 
 

@@ -36,9 +36,10 @@ from mapl_core.buffers import (
     pairs_by_task,
     select_pairs,
 )
-from mapl_core.comparators import Comparator
+from mapl_core.comparators import Comparator, EndpointTeam
 from mapl_core.domains import get_domain
 from mapl_core.domains.base import Domain, Task
+from mapl_core.endpoint import Endpoint
 from mapl_core.inputs import Inputs, changed_inputs, changed_parameters
 from mapl_core.memory import keep_freed_memory
 from mapl_core.model_names import check_model_name
@@ -154,12 +155,14 @@ class Team:
     train_tasks: list[Task]
     eval_tasks: list[Task]
     models: dict[str, dict]  # name -> description, for the manifest
+    endpoint: Endpoint | None = None  # that answers for the comparator "api"
 
 
 def build_team(config: RunConfig) -> Team:
     """Load tasks and models and put fresh adapters on them. Everything that can be refused is refused here."""
     for name in config.model_names:  # all of them, before the first one is loaded
         check_model_name(name)
+    endpoint = Endpoint(config.endpoint_settings) if config.endpoint_settings else None
     domain = get_domain(config.domain, **config.domain_options)
     train_tasks = domain.load_tasks("train", config.source, config.train_tasks) if config.trains else []
     eval_tasks = domain.load_tasks("eval", config.source, config.eval_tasks)
@@ -173,15 +176,22 @@ def build_team(config: RunConfig) -> Team:
                 alpha=config.lora_alpha,
                 gradient_checkpointing=config.gradient_checkpointing,
             )
+            if config.prompt_form == "chat" and bases[name].tokenizer.chat_template is None:
+                raise ValueError(
+                    f"model {name!r} has no chat template, and prompt_form is 'chat'; set it to 'text', or name "
+                    "another model"
+                )
         return bases[name]
+
+    def limits(structure: str) -> list[int]:
+        return config.token_limits if structure == "dec" else [sum(config.token_limits)]
 
     def team(
         structure: str, names: Sequence[str], stream: Stream | None, kind: type[JointPolicy] = JointPolicy
     ) -> JointPolicy:
-        limits = config.token_limits if structure == "dec" else [sum(config.token_limits)]
         settings = [
             SamplingSettings(config.temperature, config.top_p, limit, _top_k(config, base(name)))
-            for limit, name in zip(limits, names, strict=True)
+            for limit, name in zip(limits(structure), names, strict=True)
         ]
         return kind(
             domain,
@@ -200,12 +210,14 @@ def build_team(config: RunConfig) -> Team:
         structure, model = config.comparator_structure, None
         if config.comparator == "model":
             model = team(structure, [config.other_comparator] * (domain.num_agents if structure == "dec" else 1), None)
+        if endpoint:
+            settings = [SamplingSettings(config.temperature, config.top_p, limit) for limit in limits(structure)]
+            model = EndpointTeam(domain, structure, endpoint, settings)
         comparator = Comparator(
             config.comparator, policy, structure=structure, model=model, soft_temperature=config.soft_temperature
         )
-    return Team(
-        domain, policy, comparator, train_tasks, eval_tasks, {name: describe(b.loaded) for name, b in bases.items()}
-    )
+    models = {name: describe(b.loaded) for name, b in bases.items()}
+    return Team(domain, policy, comparator, train_tasks, eval_tasks, models, endpoint)
 
 
 def _top_k(config: RunConfig, base: AdaptedModel) -> int:
@@ -563,6 +575,7 @@ class _Run:
             "adapters": self.policy.snapshot(),
             "optimizer": self.optimizer.state(),
             "comparator": self.team.comparator.state() if self.team.comparator else None,
+            "endpoint": self.team.endpoint.state() if self.team.endpoint else None,
             "buffer": json.dumps(self.buffer.state_dict()),
             "reward_model": self._reward_model.scalar.state() if self._reward_model else None,
         }
@@ -619,6 +632,8 @@ class _Run:
         self.optimizer.load_state(state["optimizer"])
         if self.team.comparator:
             self.team.comparator.load_state(state["comparator"])
+        if self.team.endpoint:
+            self.team.endpoint.load_state(state["endpoint"])
         self.buffer.load_state_dict(json.loads(state["buffer"]))
         if state["reward_model"]:
             self._reward_model = self._fresh_reward_model(self.finished - 1)
@@ -651,6 +666,7 @@ class _Run:
             notes={
                 "models": self.team.models,
                 "top_k": [member.settings.top_k for member in self.policy.members],
+                **({"endpoint": self.team.endpoint.record()} if self.team.endpoint else {}),
                 **self.domain.provenance(config.source),
             },
         )

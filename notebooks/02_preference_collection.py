@@ -300,6 +300,33 @@ prompts = [[action.prompt_ids for action in group[0].actions[0]]
 assert prompts[0] == prompts[1]  # its parts stand under the agents' own prompts
 
 # %% [markdown]
+# The sixth kind, *api*, is a model that runs elsewhere: any OpenAI-compatible chat
+# endpoint, such as DeepSeek's (paper, Table 2b) or a server that you start with vLLM. It
+# is told what a team of its structure is told, as chat messages, and its texts become the
+# agents' actions as above. Nothing is sent from here: the cell only makes the settings,
+# as a profile would hold them. How many requests would one iteration send?
+
+# %%
+elsewhere = replace(config, comparator="api", endpoint={
+    "url": "https://api.deepseek.com", "model": "deepseek-v4-pro",
+    "key_variable": "DEEPSEEK_API_KEY",  # the NAME of the variable, never the key
+    "options": {"thinking": {"type": "disabled"}}})
+requests = TASKS * SAMPLES * elsewhere.num_agents
+print(f"{requests} requests an iteration, one for every agent's every answer")
+elsewhere.endpoint_settings
+
+# %% [markdown]
+# The key stands in the environment variable of that name, in the shell that starts the
+# run, and nowhere else. Every answer is kept on disk, so that a run that goes on, or is
+# repeated, pays for none twice; the manifest says how many tokens were used, and with
+# prices what they cost. The README lists all settings.
+#
+# > **Common mistake.** A comparator that reasons before it answers, under a token limit
+# > meant for the answer alone. If all of its first answers are empty the run stops; if
+# > some are, the agents win these comparisons for nothing, and on the plot
+# > `preferences/comparator_empty` rises. The option above switches reasoning off.
+
+# %% [markdown]
 # > **Common mistake.** A "last" comparator that loads the *newest* checkpoint. It equals
 # > "current", and the experiment says nothing. Check: the distance of the two sets of
 # > weights must be above zero after an update.

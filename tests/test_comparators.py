@@ -7,9 +7,12 @@ import itertools
 import pytest
 import torch
 from torch.testing import assert_close
+from toy_domains import ToyDomain
 from toy_models import base, ids_of, make_policy, randomize_adapter, weights_of
 
-from mapl_core.comparators import Comparator
+from mapl_core.comparators import Comparator, EndpointTeam
+from mapl_core.endpoint import DRAWS, Answer
+from mapl_core.sampling import SamplingSettings
 from mapl_core.seeding import Stream
 
 COLLECT, COMPARE = Stream(0, "collect"), Stream(0, "comparator")
@@ -232,3 +235,152 @@ def test_a_snapshot_is_not_moved_by_training_in_place(tiny_qwen3):
             weight.add_(1.0)
     for state, kept in zip(comparator.previous, before, strict=True):
         assert_close(state, kept, rtol=0, atol=0)
+
+
+# -- a model behind an endpoint ----------------------------------------------------------------------------------------
+
+
+class Scripted:
+    """Stands for an endpoint: notes the questions and answers each with `write(question)`."""
+
+    def __init__(self, write):
+        self.write, self.questions = write, []
+
+    def answer(self, questions):
+        self.questions += questions
+        return [self.write(question) for question in questions]
+
+
+def endpoint_team(structure, write, *, limits=(6, 7), domain=None, **domain_options) -> EndpointTeam:
+    domain = domain or ToyDomain(**domain_options)
+    limits = limits if structure == "dec" else [sum(limits)]
+    settings = [SamplingSettings(0.7, 0.9, limit) for limit in limits]
+    return EndpointTeam(domain, structure, Scripted(write), settings)
+
+
+def said(text: str, truncated: bool = False):
+    return lambda question: Answer(text, truncated)
+
+
+def test_agents_behind_an_endpoint_are_asked_with_their_own_prompts_and_limits():
+    class Polite(ToyDomain):
+        def system_message(self, task):
+            return f"you know {task.fields['word']}"
+
+    team = endpoint_team("dec", lambda question: Answer(question.prompt.split()[6], False), domain=Polite())
+    (task, other) = team.domain.load_tasks("train", "pocket", 2)
+    groups = team.sample([task, other], 3, COMPARE)
+    asked = team.endpoint.questions
+    assert [(q.prompt, q.system) for q in asked] == [
+        (f"post the red {word} sleeps .\n\nagent {number} write :", f"you know {word}")
+        for word in ("cat", "dog")
+        for _ in range(3)
+        for number in ("one", "two")
+    ]
+    assert [(q.max_tokens, q.temperature, q.top_p) for q in asked] == [(6, 0.7, 0.9), (7, 0.7, 0.9)] * 6
+    for group in groups:
+        for t in group:
+            assert t.responses == (("agent", "agent"),) and len(t.actions[0]) == 2
+    assert [t.task_id for group in groups for t in group] == [task.id] * 3 + [other.id] * 3
+
+
+def test_every_answer_of_an_endpoint_is_a_draw_of_its_own_that_the_stream_repeats():
+    team = endpoint_team("dec", said("cat"))
+    tasks = team.domain.load_tasks("train", "pocket", 2)
+    for stream in (COMPARE, COMPARE, Stream(1, "comparator"), Stream(0, "comparator", iteration=1)):
+        team.sample(tasks, 4, stream)
+    draws = [q.draw for q in team.endpoint.questions]
+    first, again, *others = [draws[start : start + 16] for start in range(0, 64, 16)]
+    assert first == again and len({*first, *others[0], *others[1]}) == 48
+    assert all(isinstance(draw, int) and 0 <= draw < DRAWS for draw in draws)
+
+
+@pytest.mark.parametrize("structure", ["cen", "single"])
+def test_one_who_writes_for_all_behind_an_endpoint_is_asked_once_for_the_joint_text(structure):
+    team = endpoint_team(structure, said("red cat , dog"))
+    (task,) = team.domain.load_tasks("train", "pocket", 1)
+    ((t,),) = team.sample([task], 1, COMPARE)
+    (asked,) = team.endpoint.questions
+    told = {"cen": team.domain.coordinator_prompt(task), "single": team.domain.single_prompt(task)}
+    assert asked.prompt == told[structure] and asked.max_tokens == 13
+    assert t.responses == (("red cat", "dog"),) and t.actions[0][0].text == "red cat , dog"
+    assert t.rewards == (team.domain.reward(["red cat", "dog"], task).total,)
+
+
+def test_the_second_turn_at_an_endpoint_is_told_of_the_first():
+    team = endpoint_team("dec", said("cat"), horizon=2)
+    (task,) = team.domain.load_tasks("train", "pocket", 1)
+    ((t,),) = team.sample([task], 1, COMPARE)
+    assert len(t.actions) == len(t.rewards) == 2
+    later = team.endpoint.questions[2:]
+    assert [q.prompt for q in later] == [
+        f"post the red cat sleeps .\n\nagent {number} write : cat ! two ." for number in ("one", "two")
+    ]
+
+
+def test_an_answer_that_the_endpoint_cut_is_marked_as_truncated():
+    team = endpoint_team("dec", lambda q: Answer("cat", "one" in q.prompt))
+    ((t,),) = team.sample(team.domain.load_tasks("train", "pocket", 1), 1, COMPARE)
+    assert [action.truncated for action in t.actions[0]] == [True, False]
+
+
+@pytest.mark.parametrize("num_agents", [1, 2, 3])
+@pytest.mark.parametrize("structure", ["dec", "cen"])
+def test_texts_of_an_endpoint_are_adopted_like_those_of_another_model(tiny_qwen3, structure, num_agents):
+    """Under the agents' own prompts, in their ids, closed with their end of sequence, and with a probability."""
+    policy = make_policy(base(tiny_qwen3), num_agents=num_agents)
+    texts = {"dec": "red cat", "cen": " , ".join(["red cat"] * num_agents)}
+    team = endpoint_team(structure, said(texts[structure]), limits=[6] * num_agents, num_agents=num_agents)
+    comparator = Comparator("api", policy, structure=structure, model=team)
+    assert comparator.foreign
+    (task,) = _tasks(policy, 1)
+    tokenizer = policy.members[0].base.tokenizer
+    ids = [tokenizer.get_vocab()[word] for word in ("red", "cat", "<|im_end|>")]
+    (group,) = comparator.sample([task], 2, COMPARE)
+    for t in group:
+        assert t.responses == (("red cat",) * num_agents,)
+        for action, prompt in zip(t.actions[0], policy.domain.prompts(task), strict=True):
+            assert list(action.prompt_ids) == tokenizer.encode(prompt) and list(action.token_ids) == ids
+    assert bool((policy.logprobs(group) < 0).all())
+
+
+def test_a_coordinator_is_compared_with_the_whole_text_of_an_endpoint(tiny_qwen3):
+    policy = make_policy(base(tiny_qwen3), structure="cen")
+    comparator = Comparator("api", policy, structure="cen", model=endpoint_team("cen", said("red cat , dog")))
+    ((t,),) = comparator.sample(_tasks(policy, 1), 1, COMPARE)
+    assert [action.text for action in t.actions[0]] == ["red cat , dog"]
+
+
+def test_the_kind_api_needs_a_team(tiny_qwen3):
+    with pytest.raises(ValueError, match="comparator 'api' needs the team"):
+        Comparator("api", make_policy(base(tiny_qwen3)), structure="dec")
+
+
+# -- a model of another family -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("structure", ["dec", "cen"])
+def test_a_model_of_another_family_reads_its_own_chat_template_and_ends_with_its_own_end(
+    tiny_qwen3, tiny_llama, structure
+):
+    """Its template writes <s>, which the agents' has not; its end is </s>, theirs <|im_end|>. Words are looked up."""
+    policy = make_policy(base(tiny_qwen3), prompt_form="chat", limits=16)
+    other = make_policy(base(tiny_llama), structure=structure, trained=False, prompt_form="chat", limits=16)
+    (task,) = _tasks(policy, 1)
+    (group,) = other.sample([task], 24, COMPARE)
+    told = policy.domain.prompts(task) if structure == "dec" else [policy.domain.coordinator_prompt(task)]
+    vocabulary = other.members[0].base.tokenizer.get_vocab()
+    turn = "<|im_start|> user {} <|im_end|> <|im_start|> assistant"
+    for t in group:
+        for action, prompt in zip(t.actions[0], told, strict=True):
+            words = ["<s>", *turn.format(prompt).split()]
+            assert list(action.prompt_ids) == [vocabulary.get(word, vocabulary["<unk>"]) for word in words]
+            assert action.truncated or action.token_ids[-1] == vocabulary["</s>"]
+    ended = [action for t in group for action in t.actions[0] if not action.truncated]
+    assert ended, "some answers end by themselves"
+    (adopted,) = Comparator("model", policy, structure=structure, model=other).sample([task], 24, COMPARE)
+    for t in adopted:
+        for action, prompt in zip(t.actions[0], policy.domain.prompts(task), strict=True):
+            words = turn.format(prompt).split()
+            assert list(action.prompt_ids) == [vocabulary.get(word, vocabulary["<unk>"]) for word in words]
+            assert action.token_ids[-1] == vocabulary["<|im_end|>"] and vocabulary["</s>"] not in action.token_ids

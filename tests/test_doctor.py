@@ -99,6 +99,16 @@ def test_a_model_that_cannot_be_had_is_a_failure(monkeypatch, tmp_path):
     assert found["model pocket:tldr:4x"] == (OK, "will be built first, some minutes on one core")
 
 
+def test_an_endpoint_is_looked_at_and_not_asked(monkeypatch, tmp_path):
+    endpoint = {"url": "http://127.0.0.1:9/v1", "model": "tiny", "key_variable": "MAPL_TEST_KEY"}
+    monkeypatch.delenv("MAPL_TEST_KEY", raising=False)
+    state, said = needs(monkeypatch, tmp_path, comparator="api", endpoint=endpoint)["endpoint tiny"]
+    assert state == FAILURE and "environment variable MAPL_TEST_KEY is not set" in said
+    monkeypatch.setenv("MAPL_TEST_KEY", "sk-MARKED")
+    found = needs(monkeypatch, tmp_path, comparator="api", endpoint=endpoint)["endpoint tiny"]
+    assert found == (OK, "http://127.0.0.1:9/v1, the key is in MAPL_TEST_KEY; nothing was sent to it")
+
+
 def test_tasks_that_cannot_be_read_are_a_failure_with_the_loaders_own_words(monkeypatch, tmp_path):
     state, said = needs(monkeypatch, tmp_path, train_tasks=10_000_000)["tasks tldr"]
     assert state == FAILURE and "10000000" in said

@@ -17,10 +17,10 @@ ROOT = Path(__file__).resolve().parent.parent
 EXACT = {
     "torch": "2.13.0", "transformers": "5.17.0", "trl": "1.14.2", "peft": "0.21.2", "accelerate": "1.15.0",
     "datasets": "4.8.5", "papermill": "2.7.0", "nbclient": "0.11.0", "ipykernel": "7.4.0", "gguf": "0.19.0",
-    "submitit": "1.5.4",
+    "submitit": "1.5.4", "openai": "3.51.0",
 }  # fmt: skip
 GPU = {"unsloth": "2026.10.9", "unsloth_zoo": "2026.10.9", "vllm": "0.31.0", "bitsandbytes": "0.50.2"}
-OPTIONAL = ("unsloth", "vllm", "bitsandbytes", "trl", "gguf", "submitit")
+OPTIONAL = ("unsloth", "vllm", "bitsandbytes", "trl", "gguf", "submitit", "openai")
 
 
 def requirements(name: str) -> dict[str, str]:

@@ -399,6 +399,19 @@ def test_a_model_that_cannot_be_loaded_exits_with_2_and_writes_nothing(
     assert started == [] and nothing_written(place)
 
 
+def test_an_endpoint_without_its_key_exits_with_2_and_writes_nothing(
+    place: Workplace, started: list[str], capsys, monkeypatch
+):
+    monkeypatch.delenv("MAPL_TEST_KEY", raising=False)
+    values = yaml.safe_load(PROFILE)
+    endpoint = {"url": "http://127.0.0.1:9/v1", "model": "tiny", "key_variable": "MAPL_TEST_KEY"}
+    values["defaults"] |= {"comparator": "api", "endpoint": endpoint}
+    place.profile.write_text(yaml.safe_dump(values))
+    assert place.run() == 2
+    assert "environment variable MAPL_TEST_KEY is not set" in capsys.readouterr().err
+    assert started == [] and nothing_written(place)
+
+
 def test_a_model_that_is_gone_does_not_stop_tables_of_finished_jobs(place: Workplace, started: list[str], tmp_path):
     place.profile.write_text(PROFILE.replace('["pocket:tldr:1x"]', f"[{tmp_path / 'gone'}]"))
     place.finish(MADPO)

@@ -8,14 +8,17 @@ import json
 import math
 import os
 import shutil
+import traceback
 
 import pytest
 import torch
-from toy_domains import ToyDomain
+from chat_server import echo, good
+from toy_domains import TARGETS, ToyDomain
 from toy_models import trajectory
 
 from mapl_core import domains, train
 from mapl_core.buffers import PreferencePair
+from mapl_core.endpoint import EndpointError
 from mapl_core.inputs import Inputs
 from mapl_core.models import load_model
 from mapl_core.profiles import ConfigError, RunConfig
@@ -658,3 +661,128 @@ def test_a_model_path_without_a_tokenizer_is_refused_before_training(config, tmp
     with pytest.raises((ValueError, OSError), match="tokenizer"):
         run_mapl(config(agent_models=[str(bare)]), tmp_path / "out", progress=False)
     assert not (tmp_path / "out").exists()
+
+
+# -- an endpoint as comparator -----------------------------------------------------------------------------------------
+
+KEY_VARIABLE, MARK = "MAPL_TEST_KEY", "sk-MARKED-7f3a91-not-a-key"
+
+
+@pytest.fixture
+def endpoint(chat_server, tmp_path, monkeypatch):
+    """Settings of a loopback endpoint that answers with two words of the toy language, by the request's seed."""
+    monkeypatch.setenv("MAPL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv(KEY_VARIABLE, MARK)
+    chat_server.default = good(lambda seen: f"{TARGETS[seen.body['seed'] % 8]} , {TARGETS[seen.body['seed'] % 5]}")
+    return {"url": chat_server.url, "model": "tiny", "key_variable": KEY_VARIABLE, "timeout": 10.0}
+
+
+def written(folder):
+    """Every byte of every file below a folder."""
+    return b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+@pytest.mark.parametrize(
+    ("method", "paradigm", "policies"),
+    [("madpo", "dec-dec", 2), ("madpo", "dec-cen", 1), ("marlhf", "cen-cen", 1), ("single_dpo", "single", 1)],
+)
+def test_a_run_against_an_endpoint_records_what_it_asked_and_what_that_cost(
+    config, endpoint, chat_server, tmp_path, caplog, method, paradigm, policies
+):
+    caplog.set_level("DEBUG")
+    prices = {"input_price": 2.0, "output_price": 8.0}
+    settings = config(method, paradigm, comparator="api", endpoint=endpoint | prices)
+    result = run_mapl(settings, tmp_path / "out", progress=False)
+    asked = 2 * 4 * 4 * policies  # iterations x tasks x m
+    assert len(chat_server.requests) == asked
+    assert value(result, "count/comparator_samples", 2) == 2 * 4 * 4
+    record = read_manifest(tmp_path / "out" / "manifest.json")["notes"]["endpoint"]
+    assert (record["url"], record["model"], record["answered_by"]) == (chat_server.url, "tiny", ["tiny-1"])
+    assert record["sent"] == {
+        "requests": asked, "truncated": 0, "empty": 0, "prompt_tokens": 11 * asked, "completion_tokens": 7 * asked,
+        "uncounted": 0, "cost": pytest.approx(asked * (11 * 2 + 7 * 8) / 1e6),
+    }  # fmt: skip
+    assert record["kept"]["requests"] == 0 and {row.comparator for row in result.metrics} == {"api"}
+    assert chat_server.requests[0].headers["authorization"] == f"Bearer {MARK}"
+    assert MARK.encode() not in written(tmp_path) and MARK not in caplog.text
+
+
+def test_save1_a_run_against_an_endpoint_that_was_killed_pays_for_nothing_twice(
+    config, endpoint, chat_server, tmp_path, monkeypatch
+):
+    """And it ends with the numbers of an undisturbed one."""
+    settings = config(comparator="api", endpoint=endpoint)
+    run_mapl(settings, tmp_path / "undisturbed", progress=False)
+    asked = len(chat_server.requests)
+    monkeypatch.setenv("MAPL_CACHE", str(tmp_path / "another cache"))
+    original, calls = train._Run.evaluate, []
+
+    def dies_once(self, finished):
+        calls.append(finished)
+        if calls.count(2) == 1 and finished == 2:
+            raise Killed
+        original(self, finished)
+
+    monkeypatch.setattr(train._Run, "evaluate", dies_once)
+    with pytest.raises(Killed):
+        run_mapl(settings, tmp_path / "killed", progress=False)
+    assert len(chat_server.requests) == 2 * asked
+    run_mapl(settings, tmp_path / "killed", progress=False)
+    assert len(chat_server.requests) == 2 * asked, "the second iteration's answers were kept"
+    for name in ("metrics.csv", "evaluation.csv", "examples.json"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes(), name
+    record = read_manifest(tmp_path / "killed" / "manifest.json")["notes"]["endpoint"]
+    assert (record["sent"]["requests"], record["kept"]["requests"]) == (asked // 2, asked // 2)
+
+
+def test_a_run_whose_key_is_refused_says_so_and_leaves_nothing_with_the_key(config, endpoint, chat_server, tmp_path):
+    chat_server.default = echo(401)
+    with pytest.raises(EndpointError, match=f"status 401.*{KEY_VARIABLE}") as caught:
+        run_mapl(config(comparator="api", endpoint=endpoint), tmp_path / "out", progress=False)
+    told = "".join(traceback.TracebackException.from_exception(caught.value, capture_locals=True).format())
+    assert MARK not in told and MARK.encode() not in written(tmp_path)
+
+
+def test_a_missing_key_is_told_before_any_model_is_loaded(config, endpoint, chat_server, tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "load_model", lambda name: pytest.fail("a model was loaded"))
+    monkeypatch.delenv(KEY_VARIABLE)
+    with pytest.raises(EndpointError, match=f"environment variable {KEY_VARIABLE} is not set"):
+        run_mapl(config(comparator="api", endpoint=endpoint), tmp_path / "out", progress=False)
+    assert not (tmp_path / "out").exists() and chat_server.requests == []
+
+
+def test_a_method_without_preferences_asks_no_endpoint(config, tmp_path):
+    settings = config("magrpo", comparator="api", endpoint={"url": "http://127.0.0.1:9", "model": "tiny"})
+    assert settings.endpoint_settings is None and build_team(settings).endpoint is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "comparator 'api' needs `endpoint`"),
+        ({"endpoint": {"url": "ftp://host", "model": "tiny"}}, "endpoint.url is 'ftp://host'"),
+        ({"endpoint": {"url": "https://host", "model": "tiny", "modle": 1}}, "unknown endpoint setting modle"),
+        ({"endpoint": "here"}, "endpoint must be a mapping"),
+    ],
+)
+def test_an_endpoint_that_cannot_work_is_a_configuration_error(config, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        config(comparator="api", **changes)
+
+
+def test_a_comparator_of_another_family_brings_its_own_tokenizer_and_template(config, tmp_path, model_folder):
+    from conftest import tiny_gpt2, tiny_llama
+
+    for name, make in (("llama", tiny_llama), ("gpt2", tiny_gpt2)):
+        loaded = make.__wrapped__()()
+        loaded.model.save_pretrained(tmp_path / name)
+        loaded.tokenizer.save_pretrained(tmp_path / name)
+    settings = config(comparator="model", comparator_model=str(tmp_path / "llama"))
+    team = build_team(settings)
+    theirs, ours = (members[0].base.tokenizer for members in (team.comparator.model.members, team.policy.members))
+    assert theirs.chat_template.startswith("<s>") and theirs.eos_token == "</s>" and ours.eos_token == "<|im_end|>"
+    (task,) = team.train_tasks[:1]
+    ((played,),) = team.comparator.model.sample([task], 1, Stream(0, "comparator"))
+    assert played.actions[0][0].prompt_ids[0] == theirs.bos_token_id
+    with pytest.raises(ValueError, match="gpt2' has no chat template, and prompt_form is 'chat'"):
+        build_team(config(comparator="model", comparator_model=str(tmp_path / "gpt2")))
