@@ -49,9 +49,7 @@ def test_the_largest_peak_of_all_rounds_is_told_with_the_memory_before_the_work(
         (measurement(1.0, 1.0, peak_mib=305.0, loaded_mib=205.0), measurement(1.0, 1.0, peak_mib=800.0)),
     ]
     (memory,) = [line for line in compare("magrpo", rounds) if "peak memory" in line]
-    assert memory == (
-        "magrpo, peak memory: ours 310 MiB (210 before the work); comlrl 900 MiB (200 before the work)"
-    )
+    assert memory == ("magrpo, peak memory: ours 310 MiB (210 before the work); comlrl 900 MiB (200 before the work)")
 
 
 @pytest.mark.parametrize("other", [{"prompt_tokens": [80, 91]}, {"collected": 319}])

@@ -35,8 +35,8 @@ OFFLINE = {
 }
 HEADLESS = {"MPLBACKEND": "Agg", "TQDM_DISABLE": "1", "OMP_NUM_THREADS": "1", "JUPYTER_PREFER_ENV_PATH": "1"}
 
-# Numbers with which a notebook runs in seconds. It has no other path for that: these are its own parameters, and what is
-# not named keeps its default.
+# Numbers with which a notebook runs in seconds. It has no other path for that: these are its own parameters, and what
+# is not named keeps its default.
 FEW = {"train_tasks": 4, "eval_tasks": 2, "eval_samples": 2, "iterations": 1}
 SMALL: dict[str, dict[str, Any]] = {
     "00_quickstart": {"TASKS": 8, "EVAL_TASKS": 2, "ITERATIONS": 1},

@@ -21,12 +21,11 @@ from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
+from comparison import DIFFERENCES, compare
+from work import METHODS, Measurement, Work
+
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent.parent.parent
-sys.path.insert(0, str(ROOT))  # mapl_core, where it is not installed
-
-from comparison import DIFFERENCES, compare  # noqa: E402
-from work import METHODS, Measurement, Work  # noqa: E402
 
 
 def install(environment: Path) -> None:
@@ -68,7 +67,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each side and method")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--posts", type=int, default=3, help="pocket posts in a task: about 80 prompt tokens each")
+    parser.add_argument("--posts", type=int, default=5, help="pocket posts in a task: about 50 prompt tokens each")
     options = parser.parse_args()
     environment = options.environment.resolve()
     if options.install:

@@ -16,8 +16,8 @@ What is not the same on the two sides:
   a prompt share its forward pass, and all tasks are sampled together.
 - comlrl keeps the pairs with the highest reward of the comparator, here it is that of the winner (paper, section 4.1).
 - comlrl makes up a step from any pairs, here from the pairs of whole tasks.
-The same on both: base model (float32), tasks, prompts, counts, token limit, temperature 1 without top-p and top-k, oracle,
-comparator (the team itself), number of threads. Evaluation, checkpoints and logs are left out of both."""
+The same on both: base model in float32, tasks, prompts, counts, token limit, temperature 1 without top-p and top-k,
+oracle, comparator (the team itself), pairing, threads. Evaluation, checkpoints and logs are left out of both."""
 
 
 def compare(method: str, rounds: Sequence[tuple[Measurement, Measurement]]) -> list[str]:

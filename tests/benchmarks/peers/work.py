@@ -45,7 +45,7 @@ class Work:
     method: str
     size: str = "2x"
     num_tasks: int = 8
-    posts: int = 3
+    posts: int = 5
     samples: int = 20
     pairs: int = 4
     generations: int = 4
