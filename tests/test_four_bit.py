@@ -26,10 +26,10 @@ from torch.testing import assert_close
 from toy_models import gradients, plain_logprob, randomize_adapter, relative_difference
 
 from mapl_core.adapters import AdaptedModel
-from mapl_core.annotators import make_annotator
+from mapl_core.annotators import oracle
 from mapl_core.buffers import label_pairs, select_pairs
 from mapl_core.domains import get_domain
-from mapl_core.model_names import LOADERS, check_loader
+from mapl_core.model_names import LOADERS, SMOLLM2, check_loader
 from mapl_core.models import describe, load_model
 from mapl_core.policies import JointPolicy
 from mapl_core.profiles import RunConfig, load_profile
@@ -37,7 +37,6 @@ from mapl_core.reward_model import RewardModel, fit_reward_model
 from mapl_core.sampling import DirectDecoder, SamplingSettings, TransformersDecoder, sample_responses
 from mapl_core.scoring import Item, accumulate_logprob_gradients, response_logprobs
 from mapl_core.seeding import Stream
-from mapl_core.smollm2 import smollm2_folder
 from mapl_core.train import run_mapl
 from mapl_core.updates import TeamOptimizer, update_madpo
 
@@ -58,12 +57,13 @@ four_bit = pytest.mark.parametrize("loader", [loads(name) for name in FOUR_BIT])
 
 
 @pytest.fixture(scope="module")
-def smollm2(tmp_path_factory) -> str:
-    """The folder of SmolLM2, where its wheel is at hand."""
+def smollm2() -> str:
+    """The name of SmolLM2, where it or its wheel is at hand."""
     try:
-        return str(smollm2_folder(tmp_path_factory.mktemp("smollm2")))
-    except OSError as error:
+        load_model(SMOLLM2)
+    except (OSError, ImportError) as error:
         pytest.skip(str(error))
+    return SMOLLM2
 
 
 @pytest.fixture(scope="module")
@@ -108,10 +108,8 @@ def preferences(policy: JointPolicy, posts: int, samples: int) -> list:
     """The best pairs of each post, as the oracle sees them, of the team as it is against itself."""
     tasks = policy.domain.load_tasks("train", "pocket", posts)
     mine, theirs = (policy.sample(tasks, samples, Stream(0, purpose)) for purpose in ("collect", "comparator"))
-    annotator, pairs = make_annotator("oracle", generator=torch.Generator()), []
-    for one, other in zip(mine, theirs, strict=True):
-        pairs += select_pairs(label_pairs(one, other, annotator, iteration=0)[0], 2)
-    return pairs
+    labelled = [label_pairs(one, other, oracle, iteration=0)[0] for one, other in zip(mine, theirs, strict=True)]
+    return [pair for pairs in labelled if pairs for pair in select_pairs(pairs, 2)]
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -274,7 +272,7 @@ def test_a_whole_iteration_runs_and_its_manifest_names_the_loader(loader, method
 
 @four_bit
 @pytest.mark.slow
-def test_two_adapters_on_smollm2_lower_the_madpo_loss(loader, smollm2, tmp_path):
+def test_two_adapters_on_smollm2_lower_the_madpo_loss(loader, smollm2):
     base = adapted(loader, smollm2, gradient_checkpointing=True)
     plain = load_model(smollm2)
     text = "The quick brown fox jumps over the lazy dog, and then it rests in the shade of an old tree by the river."
@@ -287,9 +285,8 @@ def test_two_adapters_on_smollm2_lower_the_madpo_loss(loader, smollm2, tmp_path)
     policy, before = team([base, base], limits=(12, 24)), bits(base)
     tasks = policy.domain.load_tasks("train", "small", 3)
     mine, theirs = (policy.sample(tasks, 4, Stream(0, purpose)) for purpose in ("collect", "comparator"))
-    annotator = make_annotator("oracle", generator=torch.Generator())
-    pairs = [pair for one, other in zip(mine, theirs, strict=True)
-             for pair in label_pairs(one, other, annotator, iteration=0)[0]]  # fmt: skip
+    labelled = [label_pairs(one, other, oracle, iteration=0)[0] for one, other in zip(mine, theirs, strict=True)]
+    pairs = [pair for pairs in labelled for pair in pairs]
     config = RunConfig("test", "tldr", "madpo", source="small", agent_models=[smollm2], learning_rate=2.0e-4)
     optimizer = TeamOptimizer(policy, config)
     losses = [update_madpo(policy, optimizer, pairs, Stream(0, "u", iteration=i), config)["loss"] for i in range(3)]
