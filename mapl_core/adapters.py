@@ -54,7 +54,7 @@ class AdaptedModel:
         self.gradient_checkpointing = gradient_checkpointing
         self.trainable: list[str] = []
         self._peft: PeftModel | None = None
-        self._has_stock_layers = keeps_attention_interface(loaded.model)
+        self.has_stock_layers = keeps_attention_interface(loaded.model)
         _remove_dropout(loaded.model)
         if can_share_prompts(loaded.model):
             loaded.model.set_attn_implementation(SHARED_PROMPTS)
@@ -130,7 +130,7 @@ class AdaptedModel:
         model.set_adapter(name)
         model.delete_adapter(unsloth_loader.FIRST_ADAPTER)
         self.loaded.model.train(self.gradient_checkpointing)
-        if not self._has_stock_layers:
+        if not self.has_stock_layers:
             width = self.loaded.model.config.hidden_size
             unsloth_loader.check_causal(lambda ids: self.hidden_states({"input_ids": ids}), width, self.device)
         return model
@@ -145,7 +145,7 @@ class AdaptedModel:
 
     def hidden_states(self, inputs: Mapping[str, Any]) -> Tensor:
         """(rows, width, hidden) last hidden states under the active adapter."""
-        if self._has_stock_layers:
+        if self.has_stock_layers:
             return self.backbone(**inputs, use_cache=False).last_hidden_state
         return unsloth_loader.hidden_states(self.loaded.model, inputs)
 

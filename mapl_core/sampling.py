@@ -506,6 +506,8 @@ class TransformersDecoder:
 
     @staticmethod
     def prepare(adapted: AdaptedModel, adapter: str | None) -> tuple[AdaptedModel, str | None]:
+        if not adapted.has_stock_layers:
+            raise ValueError(f"{adapted.loaded.name}: Unsloth's layers have another cache; set `loader` to bnb4")
         return adapted, adapter
 
     def __init__(

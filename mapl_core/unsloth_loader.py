@@ -124,6 +124,7 @@ def check_causal(states_of: Callable[[Tensor], Tensor], hidden_size: int, device
 
 def _fast_language_model() -> Any:
     """Unsloth's entry point. It asks to be imported before Transformers, whose trainers it rewrites; none is used."""
+    os.environ.setdefault("UNSLOTH_DISABLE_STATISTICS", "1")  # it would tell the hub of every load
     with warnings.catch_warnings(), _quiet():
         warnings.filterwarnings("ignore", message="(?s).*Unsloth should be imported before")
         from unsloth import FastLanguageModel

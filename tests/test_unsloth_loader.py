@@ -25,7 +25,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3Model
 from mapl_core import models
 from mapl_core.adapters import AdaptedModel
 from mapl_core.models import LoadedModel, load_model
-from mapl_core.sampling import DirectDecoder, SamplingSettings, sample_responses
+from mapl_core.sampling import DirectDecoder, SamplingSettings, TransformersDecoder, sample_responses
 from mapl_core.scoring import ScalarModel, accumulate_logprob_gradients, response_logprobs
 from mapl_core.seeding import Stream
 from mapl_core.unsloth_loader import FIRST_ADAPTER, RETURN_HIDDEN_STATES
@@ -198,6 +198,13 @@ def test_rollouts_run_in_no_layer_of_its_and_are_those_of_the_plain_loader(base,
         options = {"samples": 3, "settings": settings, "max_cached_tokens": 500}
         drawn.append(sample_responses(adapted, "agent1", [(7, 8, 9), (11, 12)], uniforms, **options))
     assert drawn[0] == drawn[1]
+
+
+def test_the_generic_decoder_refuses_its_layers(base):
+    options = {"samples": 1, "settings": SamplingSettings(1.0, 1.0, 4), "max_cached_tokens": 500}
+    uniforms = Stream(0, "sample").uniforms(["row0"], 4)
+    with pytest.raises(ValueError, match="Unsloth's layers have another cache; set `loader` to bnb4"):
+        sample_responses(base("unsloth"), None, [(7, 8)], uniforms, decoder=TransformersDecoder, **options)
 
 
 def test_layers_that_look_ahead_are_refused(base, monkeypatch):
