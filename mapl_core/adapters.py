@@ -239,7 +239,7 @@ class AdaptedModel:
         Weights that are held in 4 bits come as the values they stand for.
         """
         lora = hasattr(module, "lora_A")
-        weight = _values((module.get_base_layer() if lora else module).weight)
+        weight = _values((module.get_base_layer() if lora else module).weight).to(self.loaded.dtype)
         if adapter is None or not lora or adapter not in module.lora_A:
             return weight
         update = module.lora_B[adapter].weight.detach().float() @ module.lora_A[adapter].weight.detach().float()

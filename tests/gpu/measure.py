@@ -71,7 +71,8 @@ def random_model(folder: Path, shape: dict[str, int]) -> str:
     """A Qwen3 of this shape with random weights, and a tokenizer that knows the posts' words and as many made-up ones."""
     posts = get_domain("tldr").load_tasks("train", "small", None)
     words = dict.fromkeys(word for post in posts for word in post.fields["prompt"].split())
-    invented = ("".join(letters) for letters in itertools.product(string.ascii_lowercase, repeat=4))
+    # Of two to four letters: answers of as many words then differ in length, which is what the oracle looks at first.
+    invented = ("".join(word) for n in (2, 3, 4) for word in itertools.product(string.ascii_lowercase, repeat=n))
     vocabulary = itertools.islice(dict.fromkeys([*SPECIAL, *words, *invented]), shape["vocab_size"])
     backend = Tokenizer(WordLevel({word: place for place, word in enumerate(vocabulary)}, unk_token="<unk>"))
     backend.pre_tokenizer = WhitespaceSplit()
@@ -87,9 +88,9 @@ def random_model(folder: Path, shape: dict[str, int]) -> str:
 
 def settings(method: str, model: str, loader: str, dry: bool) -> RunConfig:
     """One iteration on a team of two; every pair is trained on once."""
-    budget = {"train_tasks": 40, "eval_tasks": 20, "samples_per_task": 16, "max_new_tokens": [64, 192]}
+    budget = {"train_tasks": 40, "eval_tasks": 20, "samples_per_task": 16, "max_new_tokens": [48, 192]}
     if dry:
-        budget = {"train_tasks": 3, "eval_tasks": 2, "samples_per_task": 4, "max_new_tokens": [6, 18]}
+        budget = {"train_tasks": 3, "eval_tasks": 2, "samples_per_task": 4, "max_new_tokens": [6, 24]}
     return RunConfig(
         "gpu",
         "tldr",
