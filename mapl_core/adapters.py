@@ -25,8 +25,8 @@ from mapl_core.seeding import Stream
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 AdapterState = dict[str, Tensor]
-# In float16 the gradients of activations may be too small for their type: a loss is multiplied by this before a backward
-# pass, the gradients of the float32 adapters are divided by it afterwards.
+# In float16 the gradients of activations may be too small for their type: a loss is multiplied by this before a
+# backward pass, and the gradients of the float32 adapters are divided by it afterwards.
 FLOAT16_SCALE = 2.0**10
 
 

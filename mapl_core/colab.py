@@ -123,7 +123,9 @@ def _about_torch(session: Session, pinned: str, extras: Sequence[str]) -> tuple[
             "paper-t4"
         )
     if not have:
-        raise RuntimeError(f"{why}, and there is no torch: choose Runtime > Disconnect and delete runtime, then begin anew")
+        raise RuntimeError(
+            f"{why}, and there is no torch: choose Runtime > Disconnect and delete runtime, then begin anew"
+        )
     return True, f"{why}: torch {have} of this runtime stays, instead of {pinned}"
 
 
@@ -148,7 +150,9 @@ def set_up(*extras: str) -> None:
         subprocess.run([*install, *decision.install], check=True)
         subprocess.run([*install, "--no-deps", "--editable", str(ROOT)], check=True)
     except subprocess.CalledProcessError as error:
-        raise RuntimeError(f"pip failed; its message is above. If it names a package that is in use: {RESTART}") from error
+        raise RuntimeError(
+            f"pip failed; its message is above. If it names a package that is in use: {RESTART}"
+        ) from error
     finally:
         held.unlink()
     importlib.invalidate_caches()

@@ -356,8 +356,8 @@ class RunConfig:
         )
         require(
             self.loader != "unsloth" or self.method not in ("single_grpo", "single_dpo"),
-            f"loader is 'unsloth'; {self.method} is one of TRL's trainers, which Unsloth replaces by its own: set it to "
-            "bnb4",
+            f"loader is 'unsloth'; {self.method} is one of TRL's trainers, which Unsloth replaces by its own: set it "
+            "to bnb4",
         )
         require(
             self.method != "single_dpo" or (self.reference == "base" and not self.length_normalize),

@@ -119,7 +119,9 @@ def check_causal(states_of: Callable[[Tensor], Tensor], hidden_size: int, device
         if moved < 0.05:  # 16-bit rounding of another shape moves them by a thousandth, an open mask by about one
             return
         found = f"states that a later token moves by {moved:.2f} of their norm"
-    raise RuntimeError(f"Unsloth's layers return {found}; this version does not fit, set the profile's `loader` to bnb4")
+    raise RuntimeError(
+        f"Unsloth's layers return {found}; this version does not fit, set the profile's `loader` to bnb4"
+    )
 
 
 def _fast_language_model() -> Any:

@@ -15,7 +15,13 @@ from mapl_core.colab import Session, decide, read_requirements
 ROOT = Path(__file__).resolve().parent.parent
 PINS = read_requirements(ROOT / "requirements.txt")
 # As on Colab: a torch for CUDA 12, the vision package made for it, a kernel and numpy in use.
-INSTALLED = {"torch": "2.9.0+cu126", "torchvision": "0.24.0", "numpy": "2.0.2", "ipykernel": "6.17.1", "pandas": "2.2.2"}
+INSTALLED = {
+    "torch": "2.9.0+cu126",
+    "torchvision": "0.24.0",
+    "numpy": "2.0.2",
+    "ipykernel": "6.17.1",
+    "pandas": "2.2.2",
+}
 T4 = Session((3, 12), "550.54.15", INSTALLED, frozenset({"numpy", "ipykernel"}))
 NEW_DRIVER = replace(T4, driver="580.65.06")
 
@@ -80,7 +86,9 @@ def test_the_kernel_and_what_the_runner_alone_needs_are_not_touched():
 
 @pytest.mark.parametrize("python", [(3, 10), (3, 13)])
 def test_another_python_is_told_what_to_choose(python):
-    with pytest.raises(RuntimeError, match=r"Python 3\.1[03], .* 3\.11 and 3\.12: choose Runtime > Change runtime type"):
+    with pytest.raises(
+        RuntimeError, match=r"Python 3\.1[03], .* 3\.11 and 3\.12: choose Runtime > Change runtime type"
+    ):
         decide(replace(T4, python=python))
 
 

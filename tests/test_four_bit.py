@@ -202,9 +202,7 @@ def test_a_reward_model_on_it_learns_and_leaves_the_agents_alone(loader):
     policy = team([base, base])
     pairs, agents = preferences(policy, posts=8, samples=8), policy.snapshot()
     tasks = {task.id: task for task in policy.domain.load_tasks("train", "pocket", 8)}
-    model = RewardModel(
-        policy.domain, tasks, base, Stream(0, "reward"), max_text_tokens=512, micro_batch_tokens=4096
-    )
+    model = RewardModel(policy.domain, tasks, base, Stream(0, "reward"), max_text_tokens=512, micro_batch_tokens=4096)
     options = {"learning_rate": 3e-3, "weight_decay": 0.01, "max_grad_norm": 1.0, "batch_size": 8}
     report = fit_reward_model(model, pairs, Stream(0, "order"), epochs=6, **options)
     assert report.loss < 0.55 and report.train_accuracy > 0.7
@@ -347,9 +345,7 @@ print("FOUND", values.tolist(), [float(weight.grad.norm()) for weight in base.pa
 """
     found = []
     for order in ("first", "late"):
-        run = subprocess.run(
-            [sys.executable, "-c", code, order], capture_output=True, text=True, cwd=ROOT, check=False
-        )
+        run = subprocess.run([sys.executable, "-c", code, order], capture_output=True, text=True, cwd=ROOT, check=False)
         found.append([line for line in run.stdout.splitlines() if line.startswith("FOUND")])
         assert found[-1], run.stderr
         assert "should be imported before" not in run.stderr

@@ -90,7 +90,9 @@ def written(folder: Path, text: str, name: str = "mine.yaml") -> Path:
 
 
 def test_a_profile_that_extends_another_replaces_single_values_at_any_depth(tmp_path: Path):
-    mine = load_profile(written(tmp_path, "extends: small\ndomains: {tldr: {max_new_tokens: [8]}}\ndefaults: {beta: 0.5}\n"))
+    mine = load_profile(
+        written(tmp_path, "extends: small\ndomains: {tldr: {max_new_tokens: [8]}}\ndefaults: {beta: 0.5}\n")
+    )
     config, base = mine.config("tldr", "madpo"), load_profile("small").config("tldr", "madpo")
     assert (config.max_new_tokens, config.beta) == ([8], 0.5) and config.agent_models == base.agent_models
     assert config.temperature == base.temperature and mine.grid == load_profile("small").grid

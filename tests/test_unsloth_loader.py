@@ -151,7 +151,7 @@ def test_its_first_adapter_gives_way_to_the_agents(base):
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_values_and_gradients_are_those_of_the_plain_loader(base, checkpointing):
-    """Responses to one prompt, an adapter and the reference, in evaluation and, with checkpointing, in training mode."""
+    """Of responses to one prompt, under adapters and reference; with checkpointing the layers are in training mode."""
     found, expected = base("unsloth", gradient_checkpointing=checkpointing), base("plain")
     assert expected.shares_prompts and not found.shares_prompts
     assert found.loaded.model.training is checkpointing
@@ -209,7 +209,9 @@ def test_the_generic_decoder_refuses_its_layers(base):
 
 def test_layers_that_look_ahead_are_refused(base, monkeypatch):
     monkeypatch.setattr(Model, "looks_ahead", True)
-    with pytest.raises(RuntimeError, match=r"states that a later token moves by [0-9.]+ of their norm.*`loader` to bnb4"):
+    with pytest.raises(
+        RuntimeError, match=r"states that a later token moves by [0-9.]+ of their norm.*`loader` to bnb4"
+    ):
         base("unsloth")
 
 

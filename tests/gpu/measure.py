@@ -68,7 +68,7 @@ GIB = 2**30
 
 
 def random_model(folder: Path, shape: dict[str, int]) -> str:
-    """A Qwen3 of this shape with random weights, and a tokenizer that knows the posts' words and as many made-up ones."""
+    """A Qwen3 of this shape with random weights; its tokenizer knows the posts' words and as many made-up ones."""
     posts = get_domain("tldr").load_tasks("train", "small", None)
     words = dict.fromkeys(word for post in posts for word in post.fields["prompt"].split())
     # Of two to four letters: answers of as many words then differ in length, which is what the oracle looks at first.
@@ -289,12 +289,13 @@ def main(arguments: list[str] | None = None) -> int:
             config = settings(method, model, given.loader, given.dry_run)
             runs[method] = measure(config, Path(place) / method, given.teraflops or known)
             print(f"{given.loader}, {method}: {json.dumps(runs[method])}", flush=True)
+        cut = ", cut down to a dry run" if given.dry_run else ""
         entry = {
             "date": date.today().isoformat(),
             "machine": machine(),
-            "what": f"{'Random weights of the shape of Qwen3-0.6B' if not given.model else given.model}"
-            f"{', cut down to a dry run' if given.dry_run else ''}: {about['parameters']:,} parameters, two agents, TLDR.",
-            "model": about | {"name": given.model or "random", "origin": "random" if not given.model else about["origin"]},
+            "what": f"{given.model or 'Random weights of the shape of Qwen3-0.6B'}{cut}: {about['parameters']:,} parameters, "
+            "two agents, TLDR.",
+            "model": about if given.model else about | {"name": "random", "origin": "random"},
             "agreement": moved,
             "runs": runs,
         }
