@@ -293,8 +293,8 @@ def main(arguments: list[str] | None = None) -> int:
         entry = {
             "date": date.today().isoformat(),
             "machine": machine(),
-            "what": f"{given.model or 'Random weights of the shape of Qwen3-0.6B'}{cut}: {about['parameters']:,} parameters, "
-            "two agents, TLDR.",
+            "what": f"{given.model or 'Random weights of the shape of Qwen3-0.6B'}{cut}, "
+            f"{about['parameters']:,} parameters, two agents, TLDR.",
             "model": about if given.model else about | {"name": "random", "origin": "random"},
             "agreement": moved,
             "runs": runs,
