@@ -42,7 +42,7 @@ def read(source: str, device: torch.device, dtype: torch.dtype, **where: Any) ->
         where: `revision` or `local_files_only`, as for Transformers.
 
     Raises:
-        ValueError: if Unsloth chose another device than the one that was asked for.
+        ValueError: if Unsloth chose another device than was asked for, or could not hold the model in 4 bits.
     """
     own = AutoConfig.from_pretrained(source, **where)
     fast = _fast_language_model()
@@ -60,6 +60,11 @@ def read(source: str, device: torch.device, dtype: torch.dtype, **where: Any) ->
         raise ValueError(
             f"Unsloth put {source} on {model.device}, and {device} was asked for; set `loader` to bnb4, or run with "
             "UNSLOTH_FORCE_CPU=1 if the CPU is meant"
+        )
+    if not getattr(model, "is_loaded_in_4bit", False):  # where bitsandbytes does not work, it says so in passing
+        raise ValueError(
+            f"Unsloth holds {source} in 16 bits on this machine, and 4 were asked for; set `loader` to plain, or run "
+            "`python -m bitsandbytes` to see what is missing"
         )
     for token in ("bos", "eos", "pad"):  # it repairs a tokenizer that is not used here, and notes that in the config
         setattr(model.config, f"{token}_token_id", getattr(own, f"{token}_token_id", None))

@@ -71,6 +71,7 @@ class FastLanguageModel:
     """What was asked for is kept in `asked`."""
 
     asked: dict[str, Any] = {}
+    has_bitsandbytes = True
 
     @classmethod
     def from_pretrained(cls, *, model_name: str, dtype: torch.dtype, local_files_only: bool, **asked: Any) -> tuple:
@@ -81,6 +82,7 @@ class FastLanguageModel:
         for layer in model.model.layers:
             layer.self_attn.__class__ = Attention
         model.config.pad_token_id = 1  # its own repair of the tokenizer
+        model.is_loaded_in_4bit = cls.has_bitsandbytes  # in name only
         return model, "a tokenizer of its own"
 
     @classmethod
@@ -226,6 +228,12 @@ def test_seed2_loading_and_adding_adapters_leaves_the_global_random_states_alone
     base("unsloth")
     assert torch.equal(before[0], torch.random.get_rng_state())
     assert (before[1] == np.random.get_state()[1]).all() and before[2] == random.getstate()
+
+
+def test_weights_that_it_holds_in_16_bits_after_all_are_refused(base, monkeypatch):
+    monkeypatch.setattr(FastLanguageModel, "has_bitsandbytes", False)
+    with pytest.raises(ValueError, match="in 16 bits on this machine, and 4 were asked for; set `loader` to plain"):
+        base("unsloth")
 
 
 def test_a_model_on_another_device_than_was_asked_for_is_refused(base, tmp_path):
