@@ -207,7 +207,7 @@ main() {
         PYTHONPATH="$here" "$base" -m mapl_core.reproduce --check-arguments "$@" || exit $?
     fi
     make_venv
-    if [ "$profile" = paper ] && [ "$(choose_torch)" = cuda ]; then
+    if [[ "$profile" = paper* ]] && [ "$(choose_torch)" = cuda ]; then
         install requirements-gpu.txt
     else
         install

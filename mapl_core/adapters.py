@@ -9,20 +9,25 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor, nn
 
-from mapl_core.attention import SHARED_PROMPTS, can_share_prompts
+from mapl_core import unsloth_loader
+from mapl_core.attention import SHARED_PROMPTS, can_share_prompts, keeps_attention_interface
 from mapl_core.models import LoadedModel
 from mapl_core.seeding import Stream
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 AdapterState = dict[str, Tensor]
+# In float16 the gradients of activations may be too small for their type: a loss is multiplied by this before a
+# backward pass, and the gradients of the float32 adapters are divided by it afterwards.
+FLOAT16_SCALE = 2.0**10
 
 
 class AdaptedModel:
@@ -49,11 +54,12 @@ class AdaptedModel:
         self.gradient_checkpointing = gradient_checkpointing
         self.trainable: list[str] = []
         self._peft: PeftModel | None = None
+        self.has_stock_layers = keeps_attention_interface(loaded.model)
         _remove_dropout(loaded.model)
-        if can_share_prompts(config):
+        if can_share_prompts(loaded.model):
             loaded.model.set_attn_implementation(SHARED_PROMPTS)
         loaded.model.requires_grad_(False)
-        if gradient_checkpointing:
+        if gradient_checkpointing and loaded.loader != "unsloth":
             loaded.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             loaded.model.train()  # Transformers checkpoints in training mode only; there is no dropout left to wake up.
 
@@ -94,10 +100,12 @@ class AdaptedModel:
             r=self.rank, lora_alpha=self.alpha, lora_dropout=0.0, target_modules=PROJECTIONS, task_type="CAUSAL_LM"
         )
         with torch.random.fork_rng(devices=[]):  # PEFT draws from the global generator; its draws are replaced below.
-            if self._peft is None:
-                self._peft = get_peft_model(self.loaded.model, config, adapter_name=name)
-            else:
+            if self._peft is not None:
                 self._peft.add_adapter(name, config)
+            elif self.loaded.loader == "unsloth":
+                self._peft = self._with_kernels(name, config)
+            else:
+                self._peft = get_peft_model(self.loaded.model, config, adapter_name=name)
         self.trainable.append(name)
         generator = stream.generator()
         for layer in self._lora_layers():
@@ -109,6 +117,24 @@ class AdaptedModel:
                 lora_b.zero_()
         self._restore_gradient_flags()
 
+    def _with_kernels(self, name: str, config: LoraConfig) -> PeftModel:
+        """Unsloth's own first adapter brings its kernels along; this one takes its place."""
+        model = unsloth_loader.with_kernels(
+            self.loaded.model,
+            PROJECTIONS,
+            rank=self.rank,
+            alpha=self.alpha,
+            gradient_checkpointing=self.gradient_checkpointing,
+        )
+        model.add_adapter(name, config)
+        model.set_adapter(name)
+        model.delete_adapter(unsloth_loader.FIRST_ADAPTER)
+        self.loaded.model.train(self.gradient_checkpointing)
+        if not self.has_stock_layers:
+            width = self.loaded.model.config.hidden_size
+            unsloth_loader.check_causal(lambda ids: self.hidden_states({"input_ids": ids}), width, self.device)
+        return model
+
     def delete_adapter(self, name: str) -> None:
         self.trainable.remove(name)
         if self.trainable:
@@ -116,6 +142,29 @@ class AdaptedModel:
         self._peft.delete_adapter(name)
         if self.trainable:
             self._restore_gradient_flags()
+
+    def hidden_states(self, inputs: Mapping[str, Any]) -> Tensor:
+        """(rows, width, hidden) last hidden states under the active adapter."""
+        if self.has_stock_layers:
+            return self.backbone(**inputs, use_cache=False).last_hidden_state
+        return unsloth_loader.hidden_states(self.loaded.model, inputs)
+
+    def backward(self, objective: Tensor, parameters: Sequence[nn.Parameter]) -> None:
+        """Add the gradient of the objective to that of the parameters, the only ones that it depends on."""
+        if self.loaded.dtype != torch.float16:
+            objective.backward()
+            return
+        before = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        (FLOAT16_SCALE * objective).backward()
+        for parameter, gradient in zip(parameters, before, strict=True):
+            if parameter.grad is not None:
+                parameter.grad /= FLOAT16_SCALE
+                if gradient is not None:
+                    parameter.grad += gradient
+            else:
+                parameter.grad = gradient
 
     def parameters(self, name: str) -> list[nn.Parameter]:
         """The trainable tensors of one adapter, in a fixed order."""
@@ -185,9 +234,12 @@ class AdaptedModel:
         self.load_state(name, load_file(path))
 
     def merged_weight(self, module: nn.Module, adapter: str | None) -> Tensor:
-        """The weight of a linear layer with the adapter's update added, as a new tensor; the base is not touched."""
+        """The weight of a linear layer with the adapter's update added, as a new tensor; the base is not touched.
+
+        Weights that are held in 4 bits come as the values they stand for.
+        """
         lora = hasattr(module, "lora_A")
-        weight = (module.get_base_layer() if lora else module).weight.detach()
+        weight = _values((module.get_base_layer() if lora else module).weight).to(self.loaded.dtype)
         if adapter is None or not lora or adapter not in module.lora_A:
             return weight
         update = module.lora_B[adapter].weight.detach().float() @ module.lora_A[adapter].weight.detach().float()
@@ -214,6 +266,15 @@ class AdaptedModel:
 
     def _restore_gradient_flags(self) -> None:
         self._peft.set_requires_grad(self.trainable, True)
+
+
+def _values(weight: Tensor) -> Tensor:
+    """The numbers of a weight, whatever holds them."""
+    if getattr(weight, "quant_state", None) is None:
+        return weight.detach()
+    from bitsandbytes.functional import dequantize_4bit
+
+    return dequantize_4bit(weight.data, weight.quant_state)
 
 
 def _remove_dropout(model: nn.Module) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -70,12 +70,28 @@ class Packing:
         )
 
 
-def can_share_prompts(config: PretrainedConfig) -> bool:
-    """Whether a model with this configuration works with `shared_prompt_attention`; windows of attention do not."""
+def can_share_prompts(model: PreTrainedModel) -> bool:
+    """Whether `shared_prompt_attention` may be set as the attention of a model."""
+    implementation = model.config._attn_implementation
+    return (
+        attends_in_full(model.config)
+        and implementation in ("sdpa", SHARED_PROMPTS)
+        and keeps_attention_interface(model)
+    )
+
+
+def attends_in_full(config: PretrainedConfig) -> bool:
+    """Whether every token of a model of a supported type sees all earlier ones, without a window."""
     windows = "sliding_attention" in (getattr(config, "layer_types", None) or []) or getattr(
         config, "sliding_window", None
     )
-    return config.model_type in SUPPORTED and config._attn_implementation in ("sdpa", SHARED_PROMPTS) and not windows
+    return config.model_type in SUPPORTED and not windows
+
+
+def keeps_attention_interface(model: nn.Module) -> bool:
+    """Whether a model's layers call the attention that its config names: Unsloth's own layers, on a GPU, do not."""
+    kinds = {type(module) for module in model.modules() if hasattr(module, "q_proj")}
+    return all(kind.forward.__module__.startswith("transformers.") for kind in kinds)
 
 
 def shared_prompt_attention(

@@ -21,7 +21,7 @@ from pathlib import Path
 from mapl_core.endpoint import EndpointError, EndpointSettings, check_endpoint
 from mapl_core.grid import DOMAIN_NOTEBOOKS, ROOT
 from mapl_core.memory import free_memory
-from mapl_core.model_names import HUB_NAME, SMOLLM2, check_model_name
+from mapl_core.model_names import HUB_NAME, LOADERS, SMOLLM2, check_model_name
 from mapl_core.pocket.common import WEIGHTS, cache_dir
 from mapl_core.profiles import Profile, RunConfig, load_profile
 
@@ -137,6 +137,7 @@ def diagnose(machine: Machine, profile: Profile) -> list[Finding]:
     return [
         _python(machine),
         *_packages(machine, bool(machine.gpus) or "gpu_gib" in profile.needs),
+        *_loaders(machine, profile),
         _gpu(machine, profile),
         _amount("memory", machine.memory, profile.needs.get("memory_gib", 0), f"lower {KNOBS}, or close programs"),
         _amount("disk", machine.disk, profile.needs.get("disk_gib", 0), "name another in MAPL_CACHE and HF_HOME"),
@@ -170,6 +171,17 @@ def _packages(machine: Machine, with_gpu: bool) -> Iterator[Finding]:
             yield Finding(WARNING, name, f"without {', '.join(missing)}{remedy}")
         else:
             yield Finding(OK, name, "all packages as pinned")
+
+
+def _loaders(machine: Machine, profile: Profile) -> Iterator[Finding]:
+    """Ways to hold weights that the profile asks for and that need packages: whether those are there."""
+    for loader in sorted({profile.config(domain, "madpo").loader for domain in profile.grid["domains"]}):
+        missing = [package for package in LOADERS[loader] if package.replace("_", "-") not in machine.packages]
+        if missing:
+            remedy = f"run: {sys.executable} -m pip install -r requirements-gpu.txt, or set `loader` to another"
+            yield Finding(FAILURE, f"loader {loader}", f"needs {', '.join(missing)}; {remedy}")
+        elif LOADERS[loader]:
+            yield Finding(OK, f"loader {loader}", "its packages are installed")
 
 
 def read_requirements(path: Path) -> list:

@@ -13,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,22 +66,29 @@ def make_executor(plan: Plan, slurm: SlurmOptions | None) -> Executor:
     return SlurmExecutor(plan, slurm) if slurm else LocalExecutor(plan)
 
 
-def begin(planned: PlannedJob, threads: int) -> subprocess.Popen:
-    """Start a job: from its checkpoint where one is, from nothing where its results are damaged or not wanted."""
+def begin(planned: PlannedJob, threads: int, gpu: str = "") -> subprocess.Popen:
+    """Start a job: from its checkpoint where one is, from nothing where its results are damaged or not wanted.
+
+    Args:
+        planned: the job.
+        threads: of its numerical libraries.
+        gpu: id of the only GPU that it may see; empty: it sees what this process sees.
+    """
     if planned.afresh:
         shutil.rmtree(planned.folder, ignore_errors=True)
-    return jobs.start(planned.notebook, planned.folder, planned.parameters, threads, DAY_MINUTES)
+    return jobs.start(planned.notebook, planned.folder, planned.parameters, threads, DAY_MINUTES, gpu)
 
 
 class LocalExecutor:
-    """Child processes, `plan.workers` at a time."""
+    """Child processes, `plan.workers` at a time, each on the GPU of this machine that has the fewest of them."""
 
     poll_seconds = 0.2
 
     def __init__(self, plan: Plan):
-        self._workers, self._threads = plan.workers, plan.threads
+        self._workers, self._threads, self._gpus = plan.workers, plan.threads, plan.gpus
         self._waiting: list[PlannedJob] = []
         self._running: dict[PlannedJob, subprocess.Popen] = {}
+        self._gpu_of: dict[PlannedJob, str] = {}
         self._unstarted: list[Ended] = []
 
     def submit(self, planned: Sequence[PlannedJob]) -> None:
@@ -91,9 +99,15 @@ class LocalExecutor:
         while self._waiting and len(self._running) < self._workers:
             planned = self._waiting.pop(0)
             try:
-                self._running[planned] = begin(planned, self._threads)
+                gpu = self._least_busy_gpu()
+                self._running[planned] = begin(planned, self._threads, gpu)
+                self._gpu_of[planned] = gpu
             except OSError as error:  # such as a full disk: the others go on
                 self._unstarted.append(Ended(planned, KILLED, f"it could not be started: {error}"))
+
+    def _least_busy_gpu(self) -> str:
+        busy = Counter(self._gpu_of[planned] for planned in self._running)
+        return min(self._gpus, key=busy.__getitem__, default="")
 
     def running(self) -> list[PlannedJob]:
         return list(self._running)

@@ -78,7 +78,7 @@ def check_names(notebook: Path, parameters: Mapping[str, Any]) -> None:
 
 
 def start(
-    notebook: Path, folder: Path, parameters: Mapping[str, Any], threads: int, minutes: float
+    notebook: Path, folder: Path, parameters: Mapping[str, Any], threads: int, minutes: float, gpu: str = ""
 ) -> subprocess.Popen:
     """Start the notebook in a child process, working in the job's folder.
 
@@ -88,6 +88,7 @@ def start(
         parameters: values for the cell tagged `parameters`.
         threads: of every numerical library in the job; set once, here.
         minutes: limit for any one cell.
+        gpu: id of the only GPU that the job may see; empty: it sees what this process sees.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for trace in (NOTEBOOK_COPY, FAILURE_FILE):  # an earlier attempt's error must not be reported as this one's
@@ -98,6 +99,7 @@ def start(
     environment = os.environ | {name: str(threads) for name in THREAD_VARIABLES}
     environment |= {"JUPYTER_PREFER_ENV_PATH": "1", "MPLBACKEND": "Agg", "TQDM_DISABLE": "1"}
     environment |= {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": root}
+    environment |= {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
     with open(folder / LOG_FILE, "wb") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "mapl_core.jobs", json.dumps(specification)],

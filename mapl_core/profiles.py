@@ -16,6 +16,7 @@ import yaml
 
 from mapl_core.domains import DOMAINS, get_domain
 from mapl_core.endpoint import EndpointSettings
+from mapl_core.model_names import LOADERS
 from mapl_core.notebook import ParameterError, cast_parameter
 from mapl_core.runs import METHOD_NAMES, PARADIGM_NAMES, SINGLE_AGENT, WITHOUT_TRAINING
 
@@ -29,6 +30,7 @@ SELECTION_RULES = ("winner_return", "reward_gap", "comparator_return", "random",
 BUFFER_MODES = ("offline", "online", "decay", "delay")
 SOURCES = ("pocket", "small", "paper")
 PROFILE_FOLDER = Path(__file__).resolve().parent.parent / "notebooks" / "profiles"
+PROFILE_KEYS = {"description", "defaults", "domains", "extends", "grid", "methods", "needs", "paradigms"}
 
 
 class ConfigError(ValueError):
@@ -54,6 +56,7 @@ class RunConfig:
     eval_temperature: float | None = None  # None: as in training; 0 is greedy
     domain_options: dict = field(default_factory=dict)  # for the domain, such as {"num_agents": 3}
     agent_models: list[str] = field(default_factory=list)  # one for all agents, or one each (heterogeneous team)
+    loader: str = "plain"  # how every base holds its weights: plain, bnb4 or unsloth (4 bits)
     central_model: str = ""  # of about the agents' joint size: coordinator, single agent, and comparator of Dec-Cen
     prompt_form: str = "chat"  # "chat" or "text"
 
@@ -204,6 +207,7 @@ class RunConfig:
             "normalize": ("mean", "mean_std"),
             "prompt_form": ("chat", "text"),
             "matmul_precision": ("highest", "high", "medium"),
+            "loader": LOADERS,
         }
         for name, valid in choices.items():
             if getattr(self, name) not in valid:
@@ -369,6 +373,11 @@ class RunConfig:
             f"kl_coef is {self.kl_coef}; single_grpo is trained without a KL term, so it must be 0",
         )
         require(
+            self.loader != "unsloth" or self.method not in ("single_grpo", "single_dpo"),
+            f"loader is 'unsloth'; {self.method} is one of TRL's trainers, which Unsloth replaces by its own: set it "
+            "to bnb4",
+        )
+        require(
             self.method != "single_dpo" or (self.reference == "base" and not self.length_normalize),
             f"single_dpo has the base as its reference and sums over tokens, got reference {self.reference!r} and "
             f"length_normalize {self.length_normalize}",
@@ -377,7 +386,10 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class Profile:
-    """One scale of the experiments (pocket, small, paper) as plain values."""
+    """One scale of the experiments (pocket, small, paper) as plain values.
+
+    A profile may be a variant of another: what `extends` names is read first, and its own values replace single ones.
+    """
 
     name: str
     values: Mapping[str, Any]
@@ -444,6 +456,24 @@ def profile_names() -> list[str]:
 
 def load_profile(name: str | Path) -> Profile:
     """Load a profile by name, or from the path of a YAML file."""
+    path, values = _read_profile(name)
+    if "extends" in values:
+        _, base = _read_profile(values.pop("extends"))
+        if "extends" in base:
+            raise ConfigError(f"{path}: `extends` names a profile that extends another; name that one")
+        values = _replaced(base, values)
+    if not values.get("domains"):
+        raise ConfigError(f"{path}: `domains` names none; a profile has at least one, or those of the one it `extends`")
+    profile = Profile(path.stem, values)
+    if unknown := sorted(set(profile.grid["domains"]) - set(profile.domains)):
+        raise ConfigError(
+            f"{path}: unknown domain {', '.join(map(repr, unknown))} in `grid`; valid: {', '.join(profile.domains)}"
+        )
+    return profile
+
+
+def _read_profile(name: str | Path) -> tuple[Path, dict[str, Any]]:
+    """Path and values of a profile as it is written."""
     path = Path(name) if str(name).endswith((".yaml", ".yml")) else PROFILE_FOLDER / f"{name}.yaml"
     if not path.is_file():
         raise ConfigError(
@@ -453,17 +483,19 @@ def load_profile(name: str | Path) -> Profile:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML ({error})") from None
-    allowed = {"description", "defaults", "domains", "methods", "paradigms", "grid", "needs"}
-    if not isinstance(values, dict) or not values.get("domains") or set(values) - allowed:
-        raise ConfigError(
-            f"{path}: a profile has the keys {', '.join(sorted(allowed))}, and `domains` names at least one"
-        )
-    for name in ("defaults", "domains", "methods", "paradigms", "grid", "needs"):
+    if not isinstance(values, dict) or set(values) - PROFILE_KEYS:
+        raise ConfigError(f"{path}: a profile has the keys {', '.join(sorted(PROFILE_KEYS))}")
+    for name in sorted(PROFILE_KEYS - {"description", "extends"}):
         if not isinstance(values.get(name) or {}, dict):
             raise ConfigError(f"{path}: `{name}` is {values[name]!r}; write its entries as `name: value`")
-    profile = Profile(path.stem, values)
-    if unknown := sorted(set(profile.grid["domains"]) - set(profile.domains)):
-        raise ConfigError(
-            f"{path}: unknown domain {', '.join(map(repr, unknown))} in `grid`; valid: {', '.join(profile.domains)}"
-        )
-    return profile
+    return path, values
+
+
+def _replaced(values: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested values, with those of the same place in `others` instead."""
+    result = dict(values)
+    for name, other in others.items():
+        known = values.get(name)
+        is_nested = isinstance(known, dict) and isinstance(other, dict)
+        result[name] = _replaced(known, other) if is_nested else other
+    return result

@@ -9,15 +9,18 @@ mates and both choose the same ids.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
+from transformers import PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from mapl_core.adapters import AdaptedModel
+from mapl_core.attention import attends_in_full
 from mapl_core.domains.base import Skeleton
 from mapl_core.scoring import Ids
 from mapl_core.structured import SkeletonState, SkeletonTokens, constrain
@@ -289,9 +292,45 @@ class _Layer:
     down: _Projection
 
 
+@dataclass(frozen=True)
+class _LayersOneByOne:
+    """Layers that are merged whenever they are walked through, and held one at a time."""
+
+    merged: Callable[[nn.Module], _Layer]
+    modules: nn.ModuleList
+
+    def __iter__(self) -> Iterator[_Layer]:
+        return map(self.merged, self.modules)
+
+
+def _copy_fits(adapted: AdaptedModel) -> bool:
+    """Whether a copy of all layers takes at most half of what a GPU has free; the cache and the training need room too.
+
+    Both ways have the same numbers: one is faster, above all where weights are held in 4 bits, the other smaller.
+    """
+    if adapted.device.type != "cuda":
+        return True
+    weights = (layer for layer in adapted.backbone.layers.modules() if isinstance(layer, nn.Linear))
+    copied = sum(layer.in_features * layer.out_features for layer in weights) * adapted.loaded.dtype.itemsize
+    unused = torch.cuda.memory_reserved(adapted.device) - torch.cuda.memory_allocated(adapted.device)
+    return 2 * copied <= torch.cuda.mem_get_info(adapted.device)[0] + unused
+
+
+def _rotary_frequency(config: PretrainedConfig, head_dim: int) -> tuple[Tensor, float]:
+    """Inverse frequencies of the rotary embedding, and the factor on its sines and cosines, as the config wants them.
+
+    From the config, since the module that holds them has another form under Unsloth.
+    """
+    rope = config.rope_parameters
+    if rope["rope_type"] == "default":
+        return 1.0 / (rope["rope_theta"] ** (torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim)), 1.0
+    frequency, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
+    return frequency.float(), float(scale)
+
+
 @dataclass
 class _DirectWeights:
-    layers: list[_Layer]
+    layers: Iterable[_Layer]
     embedding: Tensor
     final_norm: Tensor
     head: Tensor
@@ -312,12 +351,11 @@ class DirectDecoder:
         config = model.config
         rope = getattr(config, "rope_parameters", None) or {}
         return (
-            config.model_type in ("llama", "qwen2", "qwen3")
-            and adapted.shares_prompts
+            attends_in_full(config)
             and rope.get("rope_type", "default") in ("default", "llama3")
             and getattr(config, "hidden_act", "") == "silu"
             and not getattr(config, "mlp_bias", False)
-            and getattr(model, "hf_quantizer", None) is None
+            and (getattr(model, "hf_quantizer", None) is None or adapted.loaded.loader != "plain")
             and all(getattr(layer.self_attn.o_proj, "bias", None) is None for layer in adapted.backbone.layers)
         )
 
@@ -332,34 +370,34 @@ class DirectDecoder:
             weight = torch.cat([adapted.merged_weight(module, adapter if merges else None) for module in modules])
             return _Projection(weight, bias, None if merges else adapted.factors(modules, adapter))
 
-        config, backbone = adapted.loaded.model.config, adapted.backbone
-        layers = []
-        for layer in backbone.layers:
+        def merged_layer(layer: nn.Module) -> _Layer:
             attention, mlp = layer.self_attn, layer.mlp
-            layers.append(
-                _Layer(
-                    layer.input_layernorm.weight.detach(),
-                    stacked(attention.q_proj, attention.k_proj, attention.v_proj),
-                    attention.q_norm.weight.detach() if hasattr(attention, "q_norm") else None,
-                    attention.k_norm.weight.detach() if hasattr(attention, "k_norm") else None,
-                    stacked(attention.o_proj),
-                    layer.post_attention_layernorm.weight.detach(),
-                    stacked(mlp.gate_proj, mlp.up_proj),
-                    stacked(mlp.down_proj),
-                )
+            return _Layer(
+                layer.input_layernorm.weight.detach(),
+                stacked(attention.q_proj, attention.k_proj, attention.v_proj),
+                attention.q_norm.weight.detach() if hasattr(attention, "q_norm") else None,
+                attention.k_norm.weight.detach() if hasattr(attention, "k_norm") else None,
+                stacked(attention.o_proj),
+                layer.post_attention_layernorm.weight.detach(),
+                stacked(mlp.gate_proj, mlp.up_proj),
+                stacked(mlp.down_proj),
             )
-        rotary = backbone.rotary_emb
+
+        config, backbone = adapted.loaded.model.config, adapted.backbone
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        frequency, scale = _rotary_frequency(config, head_dim)
+        layers = _LayersOneByOne(merged_layer, backbone.layers)
         return _DirectWeights(
-            layers,
+            list(layers) if _copy_fits(adapted) else layers,
             backbone.embed_tokens.weight.detach(),
             backbone.norm.weight.detach(),
             adapted.output_layer.weight.detach(),
-            rotary.inv_freq.float(),
-            float(rotary.attention_scaling),
+            frequency.to(adapted.device),
+            scale,
             config.rms_norm_eps,
             config.num_attention_heads,
             config.num_key_value_heads,
-            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+            head_dim,
         )
 
     def __init__(self, weights: _DirectWeights, prompts: Sequence[Ids], batch: Sequence[tuple[int, int]]):
@@ -501,6 +539,8 @@ class TransformersDecoder:
 
     @staticmethod
     def prepare(adapted: AdaptedModel, adapter: str | None) -> tuple[AdaptedModel, str | None]:
+        if not adapted.has_stock_layers:
+            raise ValueError(f"{adapted.loaded.name}: Unsloth's layers have another cache; set `loader` to bnb4")
         return adapted, adapter
 
     def __init__(

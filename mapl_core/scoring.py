@@ -197,7 +197,7 @@ def _micro_batches(adapted: AdaptedModel, packed: Sequence[Sequence[PackedRow]])
 
 def _hidden_states(adapted: AdaptedModel, batch: PackedBatch) -> Tensor:
     """(tokens, hidden) last hidden states of a batch under the active adapter."""
-    return adapted.backbone(**batch.inputs, use_cache=False).last_hidden_state.flatten(0, 1)
+    return adapted.hidden_states(batch.inputs).flatten(0, 1)
 
 
 def _predicting_states(adapted: AdaptedModel, batch: PackedBatch) -> Tensor:
@@ -287,12 +287,12 @@ def graph_logprobs(
     Returns:
         Two (len(items),) float32 tensors with a graph: the log-probabilities, and with `with_kl` the exact KL to the
         reference (see `accumulate_logprob_gradients`), else zeros. None where more than one micro-batch would be
-        needed, or where gradient checkpointing would recompute under whichever adapter is active at the time of the
-        backward pass.
+        needed, where gradient checkpointing would recompute under whichever adapter is active at the time of the
+        backward pass, and in float16, whose backward pass needs the scale of `AdaptedModel.backward`.
     """
     distinct, where = _distinct(items)
     packed = _packed(adapted, distinct, max_tokens)
-    if len(packed) != 1 or adapted.gradient_checkpointing:
+    if len(packed) != 1 or adapted.gradient_checkpointing or adapted.loaded.dtype == torch.float16:
         return None
     (batch,) = _micro_batches(adapted, packed)
     reference = _reference_states(adapted, batch) if with_kl else None
@@ -348,7 +348,7 @@ def accumulate_logprob_gradients(
                 weighted = (kl * counts[members].to(kl.device)[batch.owners]).sum()
                 total_kl += float(weighted.detach())
                 objective = objective + kl_weight * weighted
-            objective.backward()
+            adapted.backward(objective, adapted.parameters(adapter))
     return values[where], total_kl
 
 
@@ -403,7 +403,8 @@ class ScalarModel:
             with self.adapted.using(self.name):
                 values = self._values(batch)
                 order = torch.tensor(batch.members, device=values.device).argsort()
-                loss_of(values[order][where].cpu()).backward()  # what it compares them with is on the host
+                loss = loss_of(values[order][where].cpu())  # what it compares them with is on the host
+                self.adapted.backward(loss, self.parameters())
             return
         values = self.values(items).requires_grad_()
         weights = torch.autograd.grad(loss_of(values), values)[0]
@@ -411,7 +412,8 @@ class ScalarModel:
         with self.adapted.using(self.name):
             for batch in _micro_batches(self.adapted, packed):
                 values = self._values(batch)
-                (summed[batch.members].to(values.device) * values).sum().backward()
+                objective = (summed[batch.members].to(values.device) * values).sum()
+                self.adapted.backward(objective, self.parameters())
 
     def step(self, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> None:
         """Clip the gradient and take a step.

@@ -7,8 +7,10 @@ in whatever batch it is decoded.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -57,3 +59,15 @@ class Stream:
             philox_key = np.frombuffer(self._digest(key), dtype=np.uint64)
             table[row] = np.random.Generator(np.random.Philox(key=philox_key)).random(steps)
         return torch.from_numpy(table)
+
+
+@contextlib.contextmanager
+def global_states_kept() -> Iterator[None]:
+    """Around a library that seeds and draws from the global random states: afterwards they are what they were."""
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])

@@ -42,7 +42,7 @@ from mapl_core.domains.base import Domain, Task
 from mapl_core.endpoint import Endpoint
 from mapl_core.inputs import Inputs, changed_inputs, changed_parameters
 from mapl_core.memory import keep_freed_memory
-from mapl_core.model_names import check_model_name
+from mapl_core.model_names import check_loader, check_model_name
 from mapl_core.models import describe, load_model
 from mapl_core.policies import SHARED_WRITERS, Budget, JointPolicy
 from mapl_core.profiles import RunConfig
@@ -160,6 +160,7 @@ class Team:
 
 def build_team(config: RunConfig) -> Team:
     """Load tasks and models and put fresh adapters on them. Everything that can be refused is refused here."""
+    check_loader(config.loader)
     for name in config.model_names:  # all of them, before the first one is loaded
         check_model_name(name)
     endpoint = Endpoint(config.endpoint_settings) if config.endpoint_settings else None
@@ -171,7 +172,7 @@ def build_team(config: RunConfig) -> Team:
     def base(name: str) -> AdaptedModel:
         if name not in bases:
             bases[name] = AdaptedModel(
-                load_model(name),
+                load_model(name, loader=config.loader),
                 rank=config.lora_rank,
                 alpha=config.lora_alpha,
                 gradient_checkpointing=config.gradient_checkpointing,

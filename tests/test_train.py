@@ -315,7 +315,7 @@ def test_save2_a_checkpoint_stays_where_a_run_can_go_on_from_it(config, tmp_path
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_before_any_model_is_loaded(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "load_model", lambda name: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(train, "load_model", lambda *_, **__: pytest.fail("a model was loaded"))
     (tmp_path / "file").write_text("")
     folder = tmp_path / "file" / "out"
     with pytest.raises(ResultError, match=f"results folder {folder} cannot be written to.*OUTPUT_DIR"):
@@ -617,7 +617,7 @@ def test_the_manifest_holds_every_effective_parameter_and_where_the_weights_came
     ],
 )
 def test_impossible_configurations_name_the_value_before_anything_is_loaded(config, monkeypatch, changes, message):
-    monkeypatch.setattr(train, "load_model", lambda name: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(train, "load_model", lambda *_, **__: pytest.fail("a model was loaded"))
     with pytest.raises(ConfigError, match=message):
         config(**changes)
 
@@ -647,7 +647,7 @@ def test_the_models_of_a_run_are_those_that_it_loads(config, model_folder):
 
 
 def test_a_comparator_that_is_no_model_is_refused_before_the_agents_are_loaded(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "load_model", lambda name: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(train, "load_model", lambda *_, **__: pytest.fail("a model was loaded"))
     (tmp_path / "bare").mkdir()
     settings = config(paradigm="dec-cen", comparator="model", comparator_model=str(tmp_path / "bare"))
     with pytest.raises(ValueError, match="bare has no config.json"):

@@ -30,21 +30,16 @@
 import os
 import subprocess
 import sys
-from importlib.metadata import version
 
 if "google.colab" in sys.modules:  # elsewhere this cell does nothing
     address, tag = "https://github.com/OWNER/mapl-notebooks", "v0.1.0"
     if not os.path.isdir("mapl-notebooks"):
         clone = ["git", "clone", "--depth", "1", "--branch", tag, address]
         subprocess.run(clone, check=True)
-    pip = [sys.executable, "-m", "pip", "install", "--quiet"]
-    before = sys.modules["numpy"].__version__ if "numpy" in sys.modules else None
-    subprocess.run([*pip, "-r", "mapl-notebooks/requirements.txt"], check=True)
-    subprocess.run([*pip, "--no-deps", "-e", "mapl-notebooks"], check=True)
     sys.path.insert(0, os.path.abspath("mapl-notebooks"))
-    if before not in (None, version("numpy")):
-        raise RuntimeError("numpy was replaced on disk: choose Runtime > Restart "
-                           "session, then run this notebook from its first cell")
+    from mapl_core.colab import set_up
+
+    set_up()  # set_up("bitsandbytes") for the profile paper-t4
 
 # %%
 import itertools
