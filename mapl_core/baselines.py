@@ -12,21 +12,19 @@ from __future__ import annotations
 
 import contextlib
 import math
-import random
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from mapl_core.buffers import PreferencePair, Response, Trajectory
 from mapl_core.domains.base import Task
 from mapl_core.policies import JointPolicy
 from mapl_core.profiles import RunConfig
-from mapl_core.seeding import Stream
+from mapl_core.seeding import Stream, global_states_kept
 from mapl_core.updates import Averages, RewardFunction, TeamOptimizer, group_metrics, numbered_stream
 
 if TYPE_CHECKING:
@@ -341,11 +339,10 @@ def _trl_settings(stream: Stream, config: RunConfig) -> Iterator[dict[str, Any]]
     from huggingface_hub import constants
 
     seed = stream.generator().initial_seed() % 2**31
-    states, telemetry_off = (random.getstate(), np.random.get_state()), constants.HF_HUB_DISABLE_TELEMETRY
-    devices = range(torch.cuda.device_count())
+    telemetry_off = constants.HF_HUB_DISABLE_TELEMETRY
     with (
         tempfile.TemporaryDirectory(prefix="mapl-trl-") as folder,
-        torch.random.fork_rng(devices),
+        global_states_kept(),
         warnings.catch_warnings(),
     ):
         warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
@@ -372,8 +369,6 @@ def _trl_settings(stream: Stream, config: RunConfig) -> Iterator[dict[str, Any]]
             }
         finally:
             constants.HF_HUB_DISABLE_TELEMETRY = telemetry_off
-            random.setstate(states[0])
-            np.random.set_state(states[1])
 
 
 def _train(trainer: Trainer, policy: JointPolicy) -> list[Mapping[str, float]]:

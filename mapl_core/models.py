@@ -51,6 +51,7 @@ class LoadedModel:
         dtype: of the weights.
         origin: where the weights came from, in words, for the manifest.
         revision: the commit of a hub model, as resolved when it was loaded; None for any other model.
+        source: folder or hub id of the weights, for an engine that loads them itself; empty where there is neither.
     """
 
     model: PreTrainedModel
@@ -60,6 +61,7 @@ class LoadedModel:
     dtype: torch.dtype
     origin: str
     revision: str | None = None
+    source: str = ""
 
 
 def dtype_for(capability: tuple[int, int] | None) -> torch.dtype:
@@ -218,7 +220,7 @@ def _load_folder(name: str, folder: Path, device: torch.device, dtype: torch.dty
         model, tokenizer = _from_pretrained(folder, name, device, dtype, local_files_only=True)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"model {name!r}: {folder} is damaged ({_first_line(error)}); restore or delete it") from error
-    return LoadedModel(model, tokenizer, name, device, dtype, origin)
+    return LoadedModel(model, tokenizer, name, device, dtype, origin, source=str(folder))
 
 
 def resolve_revision(repo: str, revision: str | None = None) -> str | None:
@@ -231,7 +233,7 @@ def _load_hub(name: str, repo: str, revision: str | None, device: torch.device, 
     commit = resolve_revision(repo, revision)
     pinned = commit or revision or "main"
     model, tokenizer = _from_pretrained(repo, name, device, dtype, revision=pinned)
-    return LoadedModel(model, tokenizer, name, device, dtype, f"hub {repo}@{pinned}", commit)
+    return LoadedModel(model, tokenizer, name, device, dtype, f"hub {repo}@{pinned}", commit, source=repo)
 
 
 def _load_locked_hub(

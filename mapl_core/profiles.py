@@ -27,6 +27,7 @@ ANNOTATORS = ("oracle", "bradley_terry", "noisy")
 SELECTION_RULES = ("winner_return", "reward_gap", "comparator_return", "random", "proxy", "good_comparator")
 BUFFER_MODES = ("offline", "online", "decay", "delay")
 SOURCES = ("pocket", "small", "paper")
+ROLLOUTS = ("transformers", "vllm")
 PROFILE_FOLDER = Path(__file__).resolve().parent.parent / "notebooks" / "profiles"
 
 
@@ -61,6 +62,11 @@ class RunConfig:
     top_p: float = 1.0
     top_k: int | None = 0  # 0: off; None: the checkpoint's own generation config decides
     max_new_tokens: list[int] = field(default_factory=lambda: [24, 64])  # for each agent; a lone writer gets the sum
+    rollouts: str = "transformers"  # the backend that samples: "transformers" or "vllm"; what follows is for vLLM alone
+    rollout_memory: float = 0.3  # share of the GPU's memory that an engine may take while it samples, weights included
+    rollout_tokens: int = 2048  # most tokens of a prompt and its response together
+    rollout_sequences: int = 128  # most responses that are decoded at a time
+    rollout_difference: float = 0.1  # bound on the mean difference of its log-probabilities to the trainer's, in nats
 
     # Preferences (paper, section 4.1)
     iterations: int = 4
@@ -187,6 +193,7 @@ class RunConfig:
             "method": METHODS,
             "paradigm": PARADIGMS,
             "source": SOURCES,
+            "rollouts": ROLLOUTS,
             "annotator": ANNOTATORS,
             "selection": SELECTION_RULES,
             "comparator": COMPARATORS,
@@ -223,6 +230,8 @@ class RunConfig:
             "threads",
             "micro_batch_tokens",
             "cached_tokens",
+            "rollout_tokens",
+            "rollout_sequences",
         )
         for name in at_least_one:
             require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; it must be at least 1")
@@ -235,6 +244,7 @@ class RunConfig:
             "max_grad_norm",
             "soft_temperature",
             "annotator_temperature",
+            "rollout_difference",
         ):
             require(getattr(self, name) > 0, f"{name} is {getattr(self, name)}; it must be positive")
         k, m, g = self.pairs_per_task, self.samples_per_task, self.num_generations
@@ -267,6 +277,16 @@ class RunConfig:
             len(self.token_limits) == self.num_agents and all(limit >= 1 for limit in self.token_limits),
             f"max_new_tokens is {self.max_new_tokens}; give one positive limit, or one for each of "
             f"{self.num_agents} agents",
+        )
+        require(
+            0 < self.rollout_memory < 1,
+            f"rollout_memory is {self.rollout_memory}; it is a share of the GPU's memory, between 0 and 1",
+        )
+        longest = (max if self.paradigm == "dec-dec" else sum)(self.token_limits)
+        require(
+            self.rollouts != "vllm" or self.rollout_tokens > longest,
+            f"rollout_tokens is {self.rollout_tokens}, and by max_new_tokens a response may take {longest} of them; "
+            "raise it to hold the longest prompt besides",
         )
         for name in ("kl_coef", "weight_decay", "value_coef", "buffer_delay"):
             require(getattr(self, name) >= 0, f"{name} is {getattr(self, name)}; it must be at least 0")
