@@ -20,7 +20,7 @@ from pathlib import Path
 from mapl_core.grid import DOMAIN_NOTEBOOKS, ROOT
 from mapl_core.model_names import HUB_NAME, SMOLLM2, check_model_name
 from mapl_core.pocket.common import WEIGHTS, cache_dir
-from mapl_core.profiles import Profile, RunConfig, load_profile
+from mapl_core.profiles import Profile, RunConfig, check_rollouts, load_profile
 
 OK, WARNING, FAILURE = "ok", "warning", "FAILURE"
 PYTHONS = ((3, 11), (3, 12))
@@ -232,11 +232,13 @@ def _cores(machine: Machine, profile: Profile) -> Finding:
 
 
 def look_at_needs(profile: Profile) -> Iterator[Finding]:
-    """Models, tasks and sandbox of the profile's grid."""
+    """Models, rollout backend, tasks and sandbox of the profile's grid."""
     domains = [name for name in DOMAIN_NOTEBOOKS if name in profile.grid["domains"]]
     configs = [profile.config(domain, "madpo", paradigm) for domain in domains for paradigm in ("dec-dec", "dec-cen")]
     for name in dict.fromkeys(name for config in configs for name in config.model_names):
         yield _model(name)
+    for rollouts in dict.fromkeys(config.rollouts for config in configs):
+        yield _rollouts(rollouts)
     for config in configs[::2]:
         yield _tasks(config)
     if "coophe" in domains:
@@ -268,6 +270,14 @@ def _model(name: str) -> Finding:
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         return Finding(FAILURE, subject, "not in the hub's cache, and HF_HUB_OFFLINE forbids the download; unset it")
     return Finding(OK, subject, "will be downloaded from the hub")
+
+
+def _rollouts(rollouts: str) -> Finding:
+    try:
+        check_rollouts(rollouts)
+    except ImportError as error:
+        return Finding(FAILURE, "rollouts", str(error))
+    return Finding(OK, "rollouts", f"through {rollouts}")
 
 
 def _tasks(config: RunConfig) -> Finding:

@@ -300,9 +300,15 @@ def _workers(seen: Survey) -> int:
 
 
 def _check_models(seen: Survey, to_run: Sequence[Job]) -> None:
-    """Look at the name and folder of every model once, without reading weights, before any job starts."""
+    """Look at the name and folder of every model, and for the rollout backend, once, before any job starts."""
     from mapl_core.model_names import check_model_name
+    from mapl_core.profiles import check_rollouts
 
+    for rollouts in sorted({seen.config(job).rollouts for job in to_run}):
+        try:
+            check_rollouts(rollouts)
+        except ImportError as error:
+            raise UsageError(str(error)) from None
     for name in sorted({name for job in to_run for name in seen.config(job).model_names}):
         check_model_name(name)
         if Path(name).is_dir() and not Path(name).is_absolute():

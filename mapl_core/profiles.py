@@ -7,6 +7,8 @@ Every value is validated before any model is loaded; an error names the field, t
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -435,6 +437,19 @@ class Profile:
             )
         return RunConfig(
             **{**chosen, "profile": self.name, "domain": domain, "method": method, "paradigm": paradigm, "seed": seed}
+        )
+
+
+def check_rollouts(rollouts: str) -> None:
+    """Refuse a rollout backend whose package is not installed; nothing is imported.
+
+    Raises:
+        ImportError: naming the command that installs it, and the backend that needs nothing more.
+    """
+    if rollouts == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise ImportError(
+            f"rollouts are 'vllm', and vllm is not installed; run: {sys.executable} -m pip install -r "
+            "requirements-gpu.txt, or set the profile's `rollouts` to transformers"
         )
 
 

@@ -296,6 +296,7 @@ def token_logprobs(
     Returns:
         For each item (its tokens that are not forced,) float32, on the CPU, without a graph.
     """
+    items = [Item(*item) for item in items]
     rows = max(1, LOGITS_HELD // adapted.output_layer.weight.shape[0])
     result: list[Tensor] = [torch.empty(0)] * len(items)
     with adapted.using(adapter):

@@ -17,7 +17,6 @@ GPU a batch of another make-up rounds otherwise, and at a near-tie an answer may
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
 import shutil
 import tempfile
@@ -31,6 +30,7 @@ from torch import Tensor
 
 from mapl_core.adapters import AdaptedModel, AdapterState
 from mapl_core.domains.base import Skeleton
+from mapl_core.profiles import check_rollouts
 from mapl_core.sampling import Sample, Sampler, SamplingSettings, skeleton_tokens
 from mapl_core.scoring import Ids, Item, token_logprobs
 from mapl_core.seeding import Stream, global_states_kept
@@ -88,11 +88,7 @@ class VllmSampler(Sampler):
     """
 
     def __init__(self, settings: EngineSettings, *, max_difference: float, micro_batch_tokens: int):
-        if importlib.util.find_spec("vllm") is None:
-            raise ImportError(
-                "rollouts are 'vllm', and vllm is not installed; run: pip install -r requirements-gpu.txt (for a GPU; "
-                "CONTRIBUTING.md has the build for a CPU), or set the profile's `rollouts` to transformers"
-            )
+        check_rollouts("vllm")
         self.settings, self.max_difference, self.micro_batch_tokens = settings, max_difference, micro_batch_tokens
         self._engines: dict[AdaptedModel, Engine] = {}
         self._differences: list[Tensor] = []  # of the tokens compared since the last report

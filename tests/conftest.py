@@ -12,7 +12,7 @@
 | tiny_llama | rotary    | <s>, plain encoding adds it | </s>        | </s> (= EOS)    | writes <s> by itself |
 | tiny_gpt2  | learned   | none                        | </s>        | </s> (= EOS)    | none                 |
 
-`place`, `started` and `command`, for the runner, come from workplace.py.
+`place`, `started` and `command`, for the runner, come from workplace.py; `stand_in_vllm` from stand_in_vllm.py.
 
 All speak the same words (`tokenizer.get_vocab()`), separated by white space; anything else becomes <unk>.
 """
@@ -39,6 +39,7 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from stand_in_vllm import stand_in_vllm  # noqa: F401 - a fixture
 from workplace import command, place, started  # noqa: F401 - fixtures
 
 from mapl_core.models import LoadedModel
