@@ -143,7 +143,7 @@ def test_log_probabilities_agree_with_the_trainers(sampler, adapted, adapter):
     drawn(sampler, adapted, adapter, samples=4, temperature=0.7)
     report = sampler.report()
     assert report["logprob_difference"] < 1e-5 and report["largest_logprob_difference"] < 1e-3
-    assert report["compared_tokens"] > 50
+    assert report["compared_tokens"] > 30
 
 
 def test_vlm1_refreshed_adapters_answer_at_once_even_behind_a_cached_prompt(sampler, adapted):
