@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM keeps room
 COMPARED = 8  # responses of a call whose log-probabilities are compared: every refreshed adapter is looked at, cheaply
+QUIET = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}  # neither long progress nor reports to its makers
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,8 @@ class Engine:
     """
 
     def __init__(self, adapted: AdaptedModel, settings: EngineSettings):
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")  # read when vLLM is imported; its progress is long
+        for name, setting in QUIET.items():
+            os.environ.setdefault(name, setting)
         from vllm import LLM
 
         loaded = adapted.loaded
