@@ -23,7 +23,7 @@ from mapl_core.grid import DOMAIN_NOTEBOOKS, ROOT
 from mapl_core.memory import free_memory
 from mapl_core.model_names import HUB_NAME, LOADERS, SMOLLM2, check_model_name
 from mapl_core.pocket.common import WEIGHTS, cache_dir
-from mapl_core.profiles import Profile, RunConfig, load_profile
+from mapl_core.profiles import Profile, RunConfig, check_rollouts, load_profile
 
 OK, WARNING, FAILURE = "ok", "warning", "FAILURE"
 PYTHONS = ((3, 11), (3, 12))
@@ -240,7 +240,7 @@ def _cores(machine: Machine, profile: Profile) -> Finding:
 
 
 def look_at_needs(profile: Profile) -> Iterator[Finding]:
-    """Models, endpoints, tasks and sandbox of the profile's grid."""
+    """Models, rollout backend, endpoints, tasks and sandbox of the profile's grid."""
     domains = [name for name in DOMAIN_NOTEBOOKS if name in profile.grid["domains"]]
     configs = [profile.config(domain, "madpo", paradigm) for domain in domains for paradigm in ("dec-dec", "dec-cen")]
     for name in dict.fromkeys(name for config in configs for name in config.model_names):
@@ -248,6 +248,8 @@ def look_at_needs(profile: Profile) -> Iterator[Finding]:
     asked = [config.endpoint_settings for config in configs if config.endpoint_settings]
     for settings in {(each.url, each.model): each for each in asked}.values():
         yield _endpoint(settings)
+    for rollouts in dict.fromkeys(config.rollouts for config in configs):
+        yield _rollouts(rollouts)
     for config in configs[::2]:
         yield _tasks(config)
     if "coophe" in domains:
@@ -289,6 +291,14 @@ def _endpoint(settings: EndpointSettings) -> Finding:
         return Finding(FAILURE, subject, str(error))
     key = f"the key is in {settings.key_variable}" if settings.key_variable else "no key"
     return Finding(OK, subject, f"{settings.url}, {key}; nothing was sent to it")
+
+
+def _rollouts(rollouts: str) -> Finding:
+    try:
+        check_rollouts(rollouts)
+    except ImportError as error:
+        return Finding(FAILURE, "rollouts", str(error))
+    return Finding(OK, "rollouts", f"through {rollouts}")
 
 
 def _tasks(config: RunConfig) -> Finding:

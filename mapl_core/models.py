@@ -60,6 +60,7 @@ class LoadedModel:
         origin: where the weights came from, in words, for the manifest.
         revision: the commit of a hub model, as resolved when it was loaded; None for any other model.
         loader: how the weights are held, a key of `model_names.LOADERS`.
+        source: folder or hub id of the weights, for an engine that loads them itself; empty where there is neither.
     """
 
     model: PreTrainedModel
@@ -70,6 +71,7 @@ class LoadedModel:
     origin: str
     revision: str | None = None
     loader: str = "plain"
+    source: str = ""
 
 
 def dtype_for(capability: tuple[int, int] | None) -> torch.dtype:
@@ -274,7 +276,7 @@ def _load_folder(name: str, folder: Path, placement: _Placement, *, origin: str)
         raise  # says itself what is missing
     except (OSError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"model {name!r}: {folder} is damaged ({_first_line(error)}); restore or delete it") from error
-    return LoadedModel(model, tokenizer, name, **vars(placement), origin=origin)
+    return LoadedModel(model, tokenizer, name, **vars(placement), origin=origin, source=str(folder))
 
 
 def resolve_revision(repo: str, revision: str | None = None) -> str | None:
@@ -287,7 +289,8 @@ def _load_hub(name: str, repo: str, revision: str | None, placement: _Placement)
     commit = resolve_revision(repo, revision)
     pinned = commit or revision or "main"
     model, tokenizer = _from_pretrained(repo, name, placement, revision=pinned)
-    return LoadedModel(model, tokenizer, name, **vars(placement), origin=f"hub {repo}@{pinned}", revision=commit)
+    origin = f"hub {repo}@{pinned}"
+    return LoadedModel(model, tokenizer, name, **vars(placement), origin=origin, revision=commit, source=repo)
 
 
 def _load_locked_hub(name: str, repo: str, revision: str | None, placement: _Placement, lock: Path) -> LoadedModel:

@@ -317,16 +317,19 @@ def _workers(seen: Survey, gpus: int) -> int:
 
 
 def _check_models(seen: Survey, to_run: Sequence[Job]) -> None:
-    """Look once at loaders, models' names and folders and endpoints' keys, before any job starts; nothing is loaded."""
+    """Look once at loaders, rollout backends, models and endpoints' keys, before any job starts; nothing is loaded."""
     from mapl_core.endpoint import check_endpoint
     from mapl_core.model_names import check_loader, check_model_name
+    from mapl_core.profiles import check_rollouts
 
-    for job in to_run:
-        if endpoint := seen.config(job).endpoint_settings:
-            check_endpoint(endpoint)
-    for loader in sorted({seen.config(job).loader for job in to_run}):
+    configs = [seen.config(job) for job in to_run]
+    for config in configs:
+        if config.endpoint_settings:
+            check_endpoint(config.endpoint_settings)
+    for loader, rollouts in sorted({(config.loader, config.rollouts) for config in configs}):
         try:
             check_loader(loader)
+            check_rollouts(rollouts)
         except ImportError as error:
             raise UsageError(str(error)) from None
     for name in sorted({name for job in to_run for name in seen.config(job).model_names}):

@@ -22,7 +22,7 @@ from mapl_core.adapters import AdaptedModel, AdapterState
 from mapl_core.buffers import Response, Trajectory
 from mapl_core.domains.base import Domain, Skeleton, Task, Turn
 from mapl_core.rewards import Reward
-from mapl_core.sampling import SamplingSettings, sample_responses
+from mapl_core.sampling import Sampler, SamplingSettings, TransformersSampler
 from mapl_core.scoring import Item, accumulate_logprob_gradients, graph_logprobs, response_logprobs
 from mapl_core.seeding import Stream
 from mapl_core.structured import encode_answer
@@ -105,6 +105,7 @@ class JointPolicy:
         stream: source of the adapters' initial weights. Without one the policy has no adapters and can only be sampled
             and scored as its own reference, as a raw comparator is.
         budget: bounds on memory.
+        sampler: the rollout backend; by default the policies' own models are sampled in this process.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class JointPolicy:
         prompt_form: str,
         stream: Stream | None = None,
         budget: Budget | None = None,
+        sampler: Sampler | None = None,
     ):
         expected = domain.num_agents if structure == "dec" else 1
         if len(bases) != expected or len(settings) != expected:
@@ -126,6 +128,7 @@ class JointPolicy:
             )
         self.domain, self.structure, self.prompt_form = domain, structure, prompt_form
         self.budget = budget or Budget()
+        self._sampler = sampler
         if structure == "single" and domain.horizon > 1:
             raise ValueError(f"a single agent answers in one turn, domain {domain.name!r} has {domain.horizon}")
         names = [SHARED_WRITERS[structure]] if self.one_writer else [f"agent{index}" for index in range(expected)]
@@ -139,6 +142,10 @@ class JointPolicy:
     def one_writer(self) -> bool:
         """Whether one policy writes the whole tagged answer, which is cut into the agents' parts."""
         return self.structure in SHARED_WRITERS
+
+    @property
+    def sampler(self) -> Sampler:
+        return self._sampler or TransformersSampler(self.budget.cached_tokens)
 
     # ------------------------------------------------------------------ acting
 
@@ -237,7 +244,6 @@ class JointPolicy:
             keys: of the random numbers, one for each prompt.
             adapter: None for the base alone.
         """
-        uniforms = stream.uniforms(keys, settings.max_new_tokens)
         by_count: dict[int, list[tuple[int, int]]] = {}  # samples of a prompt -> (start, count) runs
         start = 0
         for end in range(1, len(prompts) + 1):
@@ -247,14 +253,14 @@ class JointPolicy:
         responses: list[Response | None] = [None] * len(prompts)
         for count, runs in by_count.items():
             rows = [row for first, _ in runs for row in range(first, first + count)]
-            drawn = sample_responses(
+            drawn = self.sampler.sample(
                 member.base,
                 adapter,
                 [prompts[first] for first, _ in runs],
-                uniforms[rows],
+                [keys[row] for row in rows],
+                stream,
                 samples=count,
                 settings=settings,
-                max_cached_tokens=self.budget.cached_tokens,
                 skeletons=[skeletons[first] for first, _ in runs],
             )
             for row, sample in zip(rows, (sample for group in drawn for sample in group), strict=True):

@@ -7,6 +7,8 @@ Every value is validated before any model is loaded; an error names the field, t
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -29,6 +31,7 @@ ANNOTATORS = ("oracle", "bradley_terry", "noisy")
 SELECTION_RULES = ("winner_return", "reward_gap", "comparator_return", "random", "proxy", "good_comparator")
 BUFFER_MODES = ("offline", "online", "decay", "delay")
 SOURCES = ("pocket", "small", "paper")
+ROLLOUTS = ("transformers", "vllm")
 PROFILE_FOLDER = Path(__file__).resolve().parent.parent / "notebooks" / "profiles"
 PROFILE_KEYS = {"description", "defaults", "domains", "extends", "grid", "methods", "needs", "paradigms"}
 
@@ -65,6 +68,11 @@ class RunConfig:
     top_p: float = 1.0
     top_k: int | None = 0  # 0: off; None: the checkpoint's own generation config decides
     max_new_tokens: list[int] = field(default_factory=lambda: [24, 64])  # for each agent; a lone writer gets the sum
+    rollouts: str = "transformers"  # the backend that samples: "transformers" or "vllm"; what follows is for vLLM alone
+    rollout_memory: float = 0.3  # share of the GPU's memory that an engine may take while it samples, weights included
+    rollout_tokens: int = 2048  # most tokens of a prompt and its response together
+    rollout_sequences: int = 128  # most responses that are decoded at a time
+    rollout_difference: float = 0.1  # bound on the mean difference of its log-probabilities to the trainer's, in nats
 
     # Preferences (paper, section 4.1)
     iterations: int = 4
@@ -198,6 +206,7 @@ class RunConfig:
             "method": METHODS,
             "paradigm": PARADIGMS,
             "source": SOURCES,
+            "rollouts": ROLLOUTS,
             "annotator": ANNOTATORS,
             "selection": SELECTION_RULES,
             "comparator": COMPARATORS,
@@ -235,6 +244,8 @@ class RunConfig:
             "threads",
             "micro_batch_tokens",
             "cached_tokens",
+            "rollout_tokens",
+            "rollout_sequences",
         )
         for name in at_least_one:
             require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; it must be at least 1")
@@ -247,6 +258,7 @@ class RunConfig:
             "max_grad_norm",
             "soft_temperature",
             "annotator_temperature",
+            "rollout_difference",
         ):
             require(getattr(self, name) > 0, f"{name} is {getattr(self, name)}; it must be positive")
         k, m, g = self.pairs_per_task, self.samples_per_task, self.num_generations
@@ -279,6 +291,16 @@ class RunConfig:
             len(self.token_limits) == self.num_agents and all(limit >= 1 for limit in self.token_limits),
             f"max_new_tokens is {self.max_new_tokens}; give one positive limit, or one for each of "
             f"{self.num_agents} agents",
+        )
+        require(
+            0 < self.rollout_memory < 1,
+            f"rollout_memory is {self.rollout_memory}; it is a share of the GPU's memory, between 0 and 1",
+        )
+        longest = (max if self.paradigm == "dec-dec" else sum)(self.token_limits)
+        require(
+            self.rollouts != "vllm" or self.rollout_tokens > longest,
+            f"rollout_tokens is {self.rollout_tokens}, and by max_new_tokens a response may take {longest} of them; "
+            "raise it to hold the longest prompt besides",
         )
         for name in ("kl_coef", "weight_decay", "value_coef", "buffer_delay"):
             require(getattr(self, name) >= 0, f"{name} is {getattr(self, name)}; it must be at least 0")
@@ -446,6 +468,19 @@ class Profile:
             )
         return RunConfig(
             **{**chosen, "profile": self.name, "domain": domain, "method": method, "paradigm": paradigm, "seed": seed}
+        )
+
+
+def check_rollouts(rollouts: str) -> None:
+    """Refuse a rollout backend whose package is not installed; nothing is imported.
+
+    Raises:
+        ImportError: naming the command that installs it, and the backend that needs nothing more.
+    """
+    if rollouts == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise ImportError(
+            f"rollouts are 'vllm', and vllm is not installed; run: {sys.executable} -m pip install -r "
+            "requirements-gpu.txt, or set the profile's `rollouts` to transformers"
         )
 
 

@@ -1,6 +1,9 @@
 """Rollouts: many samples for each of many prompts, from a base model under one adapter.
 
-Two decoders serve one loop. `DirectDecoder` runs Llama- and Qwen-like models in a handful of plain tensor operations:
+A `Sampler` is a backend. `TransformersSampler`, here, runs anywhere, on two decoders that serve one loop; the one in
+`vllm_sampling` hands the work to a vLLM engine. Both return the same `Sample`s.
+
+Of the two decoders, `DirectDecoder` runs Llama- and Qwen-like models in a handful of plain tensor operations:
 the adapter is merged into a copy of the weights, a prompt's keys and values are computed and held once for all its
 samples, and Python overhead stays small. `TransformersDecoder` runs any other causal model through its own forward pass
 and cache. Both are given the same uniforms, keyed by row and step, so that a row's sample does not depend on its batch
@@ -23,6 +26,7 @@ from mapl_core.adapters import AdaptedModel
 from mapl_core.attention import attends_in_full
 from mapl_core.domains.base import Skeleton
 from mapl_core.scoring import Ids
+from mapl_core.seeding import Stream
 from mapl_core.structured import SkeletonState, SkeletonTokens, constrain
 
 HEAD = 256  # candidates examined first for top-p; a row whose head holds less than top_p is looked at in more
@@ -65,6 +69,82 @@ class Sample:
     token_ids: Ids
     truncated: bool
     forced: Ids = ()
+
+
+class Sampler:
+    """A rollout backend: writes responses as a policy would, token by token."""
+
+    def sample(
+        self,
+        adapted: AdaptedModel,
+        adapter: str | None,
+        prompts: Sequence[Ids],
+        keys: Sequence[str],
+        stream: Stream,
+        *,
+        samples: int,
+        settings: SamplingSettings,
+        skeletons: Sequence[Skeleton | None] | None = None,
+    ) -> list[list[Sample]]:
+        """Sample `samples` responses for every prompt.
+
+        Args:
+            adapted, adapter: the policy, with the weights that it has now; `adapter=None` samples the base.
+            prompts: token ids of each prompt.
+            keys: of the random numbers, one for each sample, prompt by prompt.
+            stream: that the random numbers belong to. Equal streams, keys and weights give equal samples.
+            samples: m (or G) responses for each prompt.
+            skeletons: the fixed text of the answers to each prompt, None where there is none (see `structured`).
+
+        Returns:
+            For each prompt the list of its samples.
+
+        Raises:
+            ValueError: if `max_new_tokens` cannot hold the longest answer of a skeleton.
+        """
+        raise NotImplementedError
+
+    def report(self) -> dict[str, float]:
+        """What was measured about the samples since the last report, by name of metric."""
+        return {}
+
+    def close(self) -> None:
+        """Give back what the backend holds besides the policies' own models."""
+
+
+@dataclass(frozen=True)
+class TransformersSampler(Sampler):
+    """Samples in this process, on the weights that are trained.
+
+    Attributes:
+        cached_tokens: bound on the tokens held in the key-value cache of one decoding batch.
+    """
+
+    cached_tokens: int
+
+    def sample(
+        self,
+        adapted: AdaptedModel,
+        adapter: str | None,
+        prompts: Sequence[Ids],
+        keys: Sequence[str],
+        stream: Stream,
+        *,
+        samples: int,
+        settings: SamplingSettings,
+        skeletons: Sequence[Skeleton | None] | None = None,
+    ) -> list[list[Sample]]:
+        """As `Sampler.sample`; a row's samples do not depend on its batch mates."""
+        return sample_responses(
+            adapted,
+            adapter,
+            prompts,
+            stream.uniforms(keys, settings.max_new_tokens),
+            samples=samples,
+            settings=settings,
+            max_cached_tokens=self.cached_tokens,
+            skeletons=skeletons,
+        )
 
 
 class Decoder(Protocol):
@@ -173,15 +253,7 @@ def sample_responses(
     Raises:
         ValueError: if `max_new_tokens` cannot hold the longest answer of a skeleton.
     """
-    fixed = [
-        skeleton and SkeletonTokens.of(skeleton, adapted.tokenizer) for skeleton in skeletons or [None] * len(prompts)
-    ]
-    longest = max((tokens.longest for tokens in fixed if tokens), default=0)
-    if longest > settings.max_new_tokens:
-        raise ValueError(
-            f"max_new_tokens is {settings.max_new_tokens}, and an answer with its fixed text takes up to {longest} "
-            "tokens; raise it, or switch the domain's option `structured` off"
-        )
+    fixed = skeleton_tokens(adapted, skeletons or [None] * len(prompts), settings)
     decoder = decoder or (DirectDecoder if DirectDecoder.supports(adapted) else TransformersDecoder)
     results: list[list[Sample]] = [[] for _ in prompts]
     weights = decoder.prepare(adapted, adapter)
@@ -200,6 +272,24 @@ def sample_responses(
     if batch:
         _decode(decoder(weights, prompts, batch), batch, uniforms, samples, settings, adapted, fixed, results)
     return results
+
+
+def skeleton_tokens(
+    adapted: AdaptedModel, skeletons: Sequence[Skeleton | None], settings: SamplingSettings
+) -> list[SkeletonTokens | None]:
+    """The skeletons in the model's tokens.
+
+    Raises:
+        ValueError: if `max_new_tokens` cannot hold the longest answer of one.
+    """
+    fixed = [skeleton and SkeletonTokens.of(skeleton, adapted.tokenizer) for skeleton in skeletons]
+    longest = max((tokens.longest for tokens in fixed if tokens), default=0)
+    if longest > settings.max_new_tokens:
+        raise ValueError(
+            f"max_new_tokens is {settings.max_new_tokens}, and an answer with its fixed text takes up to {longest} "
+            "tokens; raise it, or switch the domain's option `structured` off"
+        )
+    return fixed
 
 
 def _decode(

@@ -279,6 +279,55 @@ def response_logprobs(
     return result[where]
 
 
+@torch.no_grad()
+def token_logprobs(
+    adapted: AdaptedModel,
+    adapter: str | None,
+    items: Sequence[Item],
+    *,
+    max_tokens: int,
+    choices: Sequence[Sequence[Tensor] | None] | None = None,
+) -> list[Tensor]:
+    """log pi(token given what stands before it) of every response token that is not forced, at temperature 1.
+
+    Args:
+        adapted, adapter, items, max_tokens: as in `response_logprobs`.
+        choices: for an item whose tokens were chosen among fewer than all, for each of these tokens the (vocabulary,)
+            mask of those (see `structured.replay`); the softmax is then taken over them alone. None for all others.
+
+    Returns:
+        For each item (its tokens that are not forced,) float32, on the CPU, without a graph.
+    """
+    items = [Item(*item) for item in items]
+    rows = max(1, LOGITS_HELD // adapted.output_layer.weight.shape[0])
+    result: list[Tensor] = [torch.empty(0)] * len(items)
+    with adapted.using(adapter):
+        for batch in _micro_batches(adapted, _packed(adapted, items, max_tokens)):
+            hidden = _predicting_states(adapted, batch)
+            counts = torch.bincount(batch.owners, minlength=len(batch.members)).tolist()
+            for member, own, targets in zip(
+                batch.members, hidden.split(counts), batch.targets.split(counts), strict=True
+            ):
+                masks = choices[member] if choices else None
+                parts = []
+                for start in range(0, len(own), rows):
+                    logits = adapted.output_layer(own[start : start + rows]).float()
+                    if masks is not None:
+                        logits = _only(masks[start : start + rows], logits)
+                    chosen = targets[start : start + rows, None]
+                    parts.append(log_softmax(logits, dim=-1).gather(1, chosen).squeeze(1).cpu())
+                result[member] = torch.cat(parts) if parts else result[member]
+    return result
+
+
+def _only(masks: Sequence[Tensor], logits: Tensor) -> Tensor:
+    """(tokens, vocabulary) logits with minus infinity outside the masks, which may be narrower than the logits."""
+    allowed = torch.zeros(logits.shape, dtype=torch.bool)
+    for row, mask in enumerate(masks):
+        allowed[row, : len(mask)] = mask
+    return logits.masked_fill(~allowed.to(logits.device), -torch.inf)
+
+
 def graph_logprobs(
     adapted: AdaptedModel, adapter: str, items: Sequence[Item], *, max_tokens: int, with_kl: bool = False
 ) -> tuple[Tensor, Tensor] | None:

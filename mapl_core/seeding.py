@@ -2,7 +2,7 @@
 
 Every draw of a run belongs to a stream (seed, purpose, agent, iteration). A stream gives a `torch.Generator` for
 shuffles and initial weights, and, for token sampling, uniforms keyed by row and step: a row's numbers are then the same
-in whatever batch it is decoded.
+in whatever batch it is decoded. A sampler that draws by itself is given a seed for each prompt instead.
 """
 
 from __future__ import annotations
@@ -43,6 +43,13 @@ class Stream:
     def generator(self) -> torch.Generator:
         """A CPU generator that starts at this stream's beginning, each time it is asked for."""
         return torch.Generator().manual_seed(int.from_bytes(self._digest()[:8], "little") & (2**63 - 1))
+
+    def seed_of(self, key: str) -> int:
+        """A seed below 2^62 for a sampler that draws by itself; it depends on the stream and the key alone.
+
+        There is room above it: a sampler may count on from it for the samples of one prompt.
+        """
+        return int.from_bytes(self._digest(key)[:8], "little") & (2**62 - 1)
 
     def uniforms(self, row_keys: Sequence[str], steps: int) -> torch.Tensor:
         """Uniform numbers in [0, 1) for token sampling.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -31,6 +31,13 @@ class ValueTokens:
     first: Tensor
     inside: Tensor
     quote: int
+
+    @cached_property
+    def grammar(self) -> str:
+        """What a value begins with and goes on with, as two rules of `SkeletonTokens.grammar`."""
+        others = self.inside.clone()
+        others[self.quote] = False  # it ends the value, and a grammar reads a token by one rule only
+        return f"first: {_token_set(self.first)}\ninside: {_token_set(others)}\n"
 
 
 @cache
@@ -83,6 +90,23 @@ class SkeletonTokens:
     def longest(self) -> int:
         """Tokens of the longest answer: with fewer the skeleton might not be closed."""
         return sum(map(len, self.pieces)) + (len(self.pieces) - 1) * (self.most + 1) + 1
+
+    @property
+    def grammar(self) -> str:
+        """The same skeleton for a sampler that a grammar steers: Lark rules over token ids, as llguidance reads them.
+
+        Ids, not texts: a text could be written in other tokens than its own encoding, and then a token that is forced
+        here would be a choice there. The end of sequence is left out: it is all that may follow a finished text.
+        """
+        more = f" inside{{0,{self.most - 1}}}" if self.most > 1 else ""
+        rules = [f"value: first{more} <[{self.values.quote}]>\n", self.values.grammar]
+        sequence = []
+        for number, piece in enumerate(self.pieces):
+            sequence += ["value"] if number else []
+            if piece:
+                sequence.append(f"piece{number}")
+                rules.append(f"piece{number}: " + " ".join(f"<[{token}]>" for token in piece) + "\n")
+        return "".join([f"start: {' '.join(sequence)}\n", *rules])
 
 
 class SkeletonState:
@@ -146,12 +170,25 @@ def encode_answer(
     for value, piece in zip(values, tokens.pieces[1:], strict=True):
         ids += [*tokenizer.encode(value, add_special_tokens=False), tokens.values.quote, *piece]
     ids.append(tokens.end)
-    state = SkeletonState(tokens)
+    found = replay(ids, tokens)
+    return None if found is None else (ids, found[0])
+
+
+def replay(ids: Sequence[int], tokens: SkeletonTokens) -> tuple[list[int], list[Tensor]] | None:
+    """What a skeleton decided about an answer that another sampler wrote under it.
+
+    Returns:
+        The positions of its forced ids, and for each of the others, in order, the (vocabulary,) mask of the tokens that
+        it was chosen among. None if the skeleton rules one of the ids out.
+    """
+    state, choices = SkeletonState(tokens), []
     for token in ids:
         if not state.allows(token):
             return None
+        if state.forced is None:
+            choices.append(state.choices)
         state.advance(token)
-    return ids, state.forced_positions
+    return state.forced_positions, choices
 
 
 def constrain(logits: Tensor, states: Sequence[SkeletonState | None]) -> Tensor:
@@ -167,3 +204,15 @@ def constrain(logits: Tensor, states: Sequence[SkeletonState | None]) -> Tensor:
             allowed[row] = False
             allowed[row, : len(state.choices)] = state.choices  # a model may have more logits than its tokenizer tokens
     return logits.masked_fill(~allowed.to(logits.device), -torch.inf)
+
+
+def _token_set(allowed: Tensor) -> str:
+    """Token ids as a grammar names a choice among them, such as <[0-33,35]>."""
+    ids = allowed.nonzero().squeeze(1).tolist()
+    runs: list[list[int]] = []
+    for token in ids:
+        if runs and runs[-1][1] == token - 1:
+            runs[-1][1] = token
+        else:
+            runs.append([token, token])
+    return f"<[{','.join(str(a) if a == b else f'{a}-{b}' for a, b in runs)}]>"

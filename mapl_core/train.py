@@ -13,6 +13,7 @@ The update rules are in `mapl_core.updates`; here is the run around them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shutil
@@ -67,7 +68,7 @@ from mapl_core.results import (
     write_progress,
 )
 from mapl_core.reward_model import RewardModel, fit_reward_model, split_held_out
-from mapl_core.sampling import SamplingSettings
+from mapl_core.sampling import Sampler, SamplingSettings, TransformersSampler
 from mapl_core.seeding import Stream
 from mapl_core.updates import (
     Averages,
@@ -155,6 +156,7 @@ class Team:
     train_tasks: list[Task]
     eval_tasks: list[Task]
     models: dict[str, dict]  # name -> description, for the manifest
+    sampler: Sampler
     endpoint: Endpoint | None = None  # that answers for the comparator "api"
 
 
@@ -163,6 +165,7 @@ def build_team(config: RunConfig) -> Team:
     check_loader(config.loader)
     for name in config.model_names:  # all of them, before the first one is loaded
         check_model_name(name)
+    sampler = make_sampler(config)
     endpoint = Endpoint(config.endpoint_settings) if config.endpoint_settings else None
     domain = get_domain(config.domain, **config.domain_options)
     train_tasks = domain.load_tasks("train", config.source, config.train_tasks) if config.trains else []
@@ -202,6 +205,7 @@ def build_team(config: RunConfig) -> Team:
             prompt_form=config.prompt_form,
             stream=stream,
             budget=Budget(config.micro_batch_tokens, config.cached_tokens),
+            sampler=sampler,
         )
 
     kind = TEST_TIME_TEAMS.get(config.method, JointPolicy)
@@ -218,7 +222,24 @@ def build_team(config: RunConfig) -> Team:
             config.comparator, policy, structure=structure, model=model, soft_temperature=config.soft_temperature
         )
     models = {name: describe(b.loaded) for name, b in bases.items()}
-    return Team(domain, policy, comparator, train_tasks, eval_tasks, models, endpoint)
+    return Team(domain, policy, comparator, train_tasks, eval_tasks, models, sampler, endpoint)
+
+
+def make_sampler(config: RunConfig) -> Sampler:
+    """The rollout backend of a run.
+
+    Raises:
+        ImportError: if it is vLLM, and vLLM is not installed.
+    """
+    if config.rollouts == "transformers":
+        return TransformersSampler(config.cached_tokens)
+    from mapl_core.vllm_sampling import EngineSettings, VllmSampler
+
+    return VllmSampler(
+        EngineSettings(config.rollout_memory, config.rollout_tokens, config.rollout_sequences),
+        max_difference=config.rollout_difference,
+        micro_batch_tokens=config.micro_batch_tokens,
+    )
 
 
 def _top_k(config: RunConfig, base: AdaptedModel) -> int:
@@ -238,8 +259,9 @@ def run_mapl(config: RunConfig, out_dir: Path | str, *, progress: bool = True) -
 
     Raises:
         ConfigError, ValueError, FileNotFoundError: for values, models or data that cannot work, before any training.
-        RuntimeError: if too few pairs could be collected, or `out_dir` holds the checkpoint of another configuration,
-            or one made with other code, tasks or weights.
+        RuntimeError: if too few pairs could be collected, or the log-probabilities of the sampler and the trainer part
+            (see `vllm_sampling`), or `out_dir` holds the checkpoint of another configuration, or one made with other
+            code, tasks or weights.
         ResultError: if `out_dir` cannot be written to, or another process is at work in it.
     """
     out_dir = Path(out_dir)
@@ -252,11 +274,13 @@ def run_mapl(config: RunConfig, out_dir: Path | str, *, progress: bool = True) -
     torch.set_float32_matmul_precision(config.matmul_precision)
     if not torch.cuda.is_available():
         keep_freed_memory()
-    run = _Run(config, build_team(config), out_dir)
+    team = build_team(config)
+    run = _Run(config, team, out_dir)
     steps = config.iterations if config.trains else 0
     quiet = {} if progress else {"disable": True}  # otherwise TQDM_DISABLE decides
     bar = tqdm(total=steps + 1, desc=f"{config.method} {config.paradigm}", leave=False, **quiet)
-    with folder_lock(out_dir, wait_seconds=10.0), bar:  # a killed runner's job may need a moment to end
+    # The lock is waited for: a killed runner's job may need a moment to end.
+    with contextlib.closing(team.sampler), folder_lock(out_dir, wait_seconds=10.0), bar:
         run.resume()
         try:
             run.train(steps, bar)
@@ -478,6 +502,7 @@ class _Run:
         if self._reward_model is not None:  # beside the oracle's, so that over-optimisation is visible
             self._rows(finished, {"reward_model/evaluation_reward": float(self._reward_model.scores(played).mean())})
         self._rows(finished, {f"count/{name}": float(count) for name, count in self.counts.items()})
+        self._rows(finished, {f"rollouts/{name}": value for name, value in self.team.sampler.report().items()})
         shown = played[:: config.eval_samples][:8]
         self.examples[str(finished)] = [
             {"task": t.task_id, "responses": t.responses, "reward": t.total_return} for t in shown

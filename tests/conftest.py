@@ -12,7 +12,8 @@
 | tiny_llama | rotary    | <s>, plain encoding adds it | </s>        | </s> (= EOS)    | writes <s> by itself |
 | tiny_gpt2  | learned   | none                        | </s>        | </s> (= EOS)    | none                 |
 
-`place`, `started` and `command`, for the runner, come from workplace.py; `chat_server` comes from chat_server.py.
+`place`, `started` and `command`, for the runner, come from workplace.py; `chat_server` comes from chat_server.py;
+`stand_in_vllm` from stand_in_vllm.py.
 
 All speak the same words (`tokenizer.get_vocab()`), separated by white space; anything else becomes <unk>.
 """
@@ -25,6 +26,7 @@ from typing import Any
 import pytest
 import torch
 from chat_server import chat_server  # noqa: F401 - fixture
+from stand_in_vllm import stand_in_vllm  # noqa: F401 - a fixture
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit

@@ -123,6 +123,13 @@ def test_tasks_that_cannot_be_read_are_a_failure_with_the_loaders_own_words(monk
     assert state == FAILURE and "10000000" in said
 
 
+def test_a_missing_rollout_backend_is_a_failure(monkeypatch, tmp_path):
+    assert needs(monkeypatch, tmp_path)["rollouts"] == (OK, "through transformers")
+    monkeypatch.setitem(sys.modules, "vllm", None)  # as if not installed
+    state, said = needs(monkeypatch, tmp_path, rollouts="vllm")["rollouts"]
+    assert state == FAILURE and "pip install -r requirements-gpu.txt" in said
+
+
 def test_the_command_says_what_this_machine_can_run():
     done = subprocess.run([sys.executable, "-m", "mapl_core.doctor"], capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines()[-1].startswith("profile pocket can") and done.returncode in (0, 1), done.stderr

@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -427,6 +428,13 @@ def test_an_impossible_profile_exits_with_2_and_writes_nothing(place: Workplace,
     place.profile.write_text(PROFILE.replace("train_tasks: 4", f"train_tasks: 4\n  {line}"))
     assert place.run() == 2
     assert message in capsys.readouterr().err and nothing_written(place)
+
+
+def test_a_missing_rollout_backend_exits_with_2_before_any_job(place: Workplace, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "vllm", None)  # as if not installed
+    place.profile.write_text(PROFILE.replace("train_tasks: 4", "train_tasks: 4\n  rollouts: vllm"))
+    assert place.run() == 2
+    assert "pip install -r requirements-gpu.txt" in capsys.readouterr().err and nothing_written(place)
 
 
 @pytest.mark.parametrize(

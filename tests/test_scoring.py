@@ -22,6 +22,7 @@ from mapl_core.scoring import (
     build_batch,
     pack_rows,
     response_logprobs,
+    token_logprobs,
 )
 from mapl_core.seeding import Stream
 
@@ -147,6 +148,34 @@ def test_the_temperature_divides_the_logits(policy, temperature):
     found = response_logprobs(adapted, adapter, ITEMS, max_tokens=512, temperature=temperature)
     assert_close(found, _alone(adapted, adapter, temperature=temperature), rtol=1e-5, atol=1e-5)
     assert float((found - _alone(adapted, adapter)).abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("held", [1, 2**26])
+def test_token_logprobs_are_those_of_each_token_behind_what_stands_before_it(policy, monkeypatch, held):
+    """In the order of the items, however they are packed and however many logits may be held at a time."""
+    adapted, adapter = policy
+    monkeypatch.setattr(scoring, "LOGITS_HELD", held)
+    items = [*ITEMS, Item(LONG, (20, 21, 22, 5), (0, 2)), Item(SHORT, ()), Item(SHORT, (23, 2), (0, 1)), ITEMS[0]]
+    for max_tokens in (4, 1000):
+        found = token_logprobs(adapted, adapter, items, max_tokens=max_tokens)
+        for values, item in zip(found, [Item(*item) for item in items], strict=True):
+            chosen = [place for place in range(len(item.response)) if place not in item.forced]
+            each = [((*item.prompt, *item.response[:place]), (item.response[place],)) for place in chosen]
+            expected = _alone(adapted, adapter, each) if each else torch.empty(0)
+            assert_close(values, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_token_logprobs_among_some_tokens_are_renormalised_over_them(tiny_qwen3):
+    """The second response's tokens were chosen among few: log p(token) - log of the sum of p over those."""
+    adapted = adapted_model(tiny_qwen3(), "agent0")
+    masks = [torch.zeros(32, dtype=torch.bool) for _ in range(2)]  # narrower than the logits
+    masks[0][[20, 21, 24]], masks[1][[22]] = True, True
+    items = [Item(SHORT, (20, 22)), Item(LONG, (20, 31, 22), (1,))]
+    free, chosen = token_logprobs(adapted, "agent0", items, max_tokens=1000, choices=[None, masks])
+    assert_close(free, token_logprobs(adapted, "agent0", items[:1], max_tokens=1000)[0])
+    alternatives = _alone(adapted, "agent0", [(LONG, (token,)) for token in (20, 21, 24)])
+    assert_close(chosen[0], alternatives[0] - alternatives.logsumexp(0), rtol=1e-4, atol=1e-4)
+    assert float(chosen[1]) == 0.0, "the only one that was left"
 
 
 def test_tok3_exactly_the_response_ids_are_scored(tiny_qwen3):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from mapl_core.seeding import Stream
+from mapl_core.seeding import Stream, global_states_kept
 
 BASE = Stream(seed=3, purpose="collect", agent=1, iteration=2)
 OTHERS = {
@@ -70,5 +70,23 @@ def test_seed2_streams_leave_the_global_random_states_alone():
     before = torch.random.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
     BASE.uniforms(["a", "b"], 5)
     torch.rand(5, generator=BASE.generator())
+    assert torch.equal(before[0], torch.random.get_rng_state())
+    assert (before[1] == np.random.get_state()[1]).all() and before[2] == random.getstate()
+
+
+def test_seed1_seeds_depend_on_stream_and_key_and_leave_room_to_count_on():
+    streams = [BASE, *OTHERS.values()]
+    seeds = [stream.seed_of(key) for stream in streams for key in ("a", "b")]
+    assert len(set(seeds)) == len(seeds) and all(0 <= seed < 2**62 for seed in seeds)
+    assert BASE.seed_of("a") == seeds[0]
+
+
+def test_seed2_the_global_random_states_are_put_back_even_after_an_error():
+    before = torch.random.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    with pytest.raises(ZeroDivisionError), global_states_kept():
+        torch.manual_seed(7)
+        np.random.seed(7)
+        random.seed(7)
+        _ = 1 / 0
     assert torch.equal(before[0], torch.random.get_rng_state())
     assert (before[1] == np.random.get_state()[1]).all() and before[2] == random.getstate()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from mapl_core.rewards.travel_actions import read_action
 from mapl_core.sampling import DirectDecoder, SamplingSettings, TransformersDecoder, sample_responses
 from mapl_core.scoring import Item, accumulate_logprob_gradients, response_logprobs
 from mapl_core.seeding import Stream
-from mapl_core.structured import SkeletonState, SkeletonTokens, encode_answer, value_tokens
+from mapl_core.structured import SkeletonState, SkeletonTokens, ValueTokens, encode_answer, replay, value_tokens
 from mapl_core.tokens import decode_response, encode_response
 
 TWO = Skeleton(('{"a": "', ', "b": "', "}"), value_tokens=3)
@@ -241,6 +242,55 @@ def test_a_text_that_could_not_have_been_sampled_has_no_forced_tokens(loaded, an
 def test_a_skeleton_reads_back_the_values_it_was_filled_with(values):
     filled = f'{{"a": "{values[0]}", "b": "{values[1]}"}}'
     assert TWO.values(filled) == list(values)
+
+
+# --- answers of another sampler ---------------------------------------------------------------------------------------
+
+# Of six tokens, 0 ends the answer and 5 is the quote; a value begins with 2 or 4 and goes on with 1, 2 or 4.
+BY_HAND = SkeletonTokens(
+    pieces=((3,), (3, 1), ()),
+    end=0,
+    most=3,
+    values=ValueTokens(
+        first=torch.tensor([False, False, True, False, True, False]),
+        inside=torch.tensor([False, True, True, False, True, True]),
+        quote=5,
+    ),
+)
+
+
+def test_replaying_an_answer_finds_its_forced_positions_and_what_the_others_were_chosen_among():
+    ids = [3, 2, 5, 3, 1, 4, 1, 2, 5, 0]  # two values: of one token, and of three, whose quote is then forced
+    forced, choices = replay(ids, BY_HAND)
+    assert forced == [0, 3, 4, 8, 9]
+    first, inside = [2, 4], [1, 2, 4, 5]
+    assert [mask.nonzero().flatten().tolist() for mask in choices] == [first, inside, first, inside, inside]
+
+
+@pytest.mark.parametrize("ids", [[2], [3, 5], [3, 1], [3, 3], [3, 2, 5, 1], [3, 2, 1, 2, 4], [3, 2, 0]])
+def test_an_answer_that_the_skeleton_rules_out_cannot_be_replayed(ids):
+    assert replay(ids, BY_HAND) is None
+
+
+def test_replay_marks_what_the_sampler_marked(loaded):
+    adapted = adapted_model(loaded, "agent0")
+    tokens = SkeletonTokens.of(TWO, loaded.tokenizer)
+    _, groups = drawn(adapted, [TWO, TWO])
+    for sample in (sample for group in groups for sample in group):
+        assert tuple(replay(sample.token_ids, tokens)[0]) == sample.forced
+
+
+def test_the_grammar_of_a_skeleton_by_hand():
+    """Ids in place of texts; a token belongs to one rule alone, so the quote is no part of `inside`."""
+    assert BY_HAND.grammar == (
+        "start: piece0 value piece1 value\n"
+        "value: first inside{0,2} <[5]>\n"
+        "first: <[2,4]>\n"
+        "inside: <[1-2,4]>\n"
+        "piece0: <[3]>\n"
+        "piece1: <[3]> <[1]>\n"
+    )
+    assert "value: first <[5]>\n" in replace(BY_HAND, most=1).grammar
 
 
 # --- Travel ----------------------------------------------------------------------------------------------------------
