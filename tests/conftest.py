@@ -24,6 +24,7 @@ from typing import Any
 
 import pytest
 import torch
+from stand_in_vllm import stand_in_vllm  # noqa: F401 - a fixture
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -39,7 +40,6 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
-from stand_in_vllm import stand_in_vllm  # noqa: F401 - a fixture
 from workplace import command, place, started  # noqa: F401 - fixtures
 
 from mapl_core.models import LoadedModel
