@@ -118,7 +118,7 @@ class VllmSampler(Sampler):
         if adapted not in self._engines:
             self._engines[adapted] = Engine(adapted, self.settings)
         count = 1 if settings.temperature == 0 else samples  # greedy samples are equal, and vLLM refuses to repeat them
-        outputs = self._engines[adapted].generate(
+        outputs = self._engines[adapted].complete(
             adapter,
             prompts,
             settings,
@@ -260,7 +260,7 @@ class Engine:
             ) from error
         self._rest()
 
-    def generate(
+    def complete(
         self,
         adapter: str | None,
         prompts: Sequence[Ids],

@@ -148,9 +148,8 @@ class LLM:
         )
         outputs = []
         for number, (sample, logprobs) in enumerate(zip(group, scored, strict=True)):
-            shifted = [
-                {t: Logprob(p + self.behaviour.shift)} for t, p in zip(sample.token_ids, logprobs.tolist(), strict=True)
-            ]
+            pairs = zip(sample.token_ids, logprobs.tolist(), strict=True)
+            shifted = [{token: Logprob(value + self.behaviour.shift)} for token, value in pairs]
             outputs.append(
                 CompletionOutput(
                     number,

@@ -56,6 +56,9 @@ PLACES: dict[str, tuple[str, ...]] = {
         "transformers/modeling_utils.py:PreTrainedModel.from_pretrained",
         "transformers/modeling_utils.py",
     ),
+    "transformers.integrations.sdpa_attention.sdpa_attention_forward": (
+        "transformers/integrations/sdpa_attention.py:sdpa_attention_forward",
+    ),
     "transformers.AutoTokenizer.from_pretrained": (
         f"{TOKENIZER}.from_pretrained",
         "transformers/tokenization_utils_base.py",

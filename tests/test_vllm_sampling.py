@@ -63,11 +63,14 @@ def test_greedy_samples_are_those_of_the_transformers_backend_once_for_every_sam
     assert {len(group) for group in expected} == {4} and {len(set(group)) for group in expected} == {1}
 
 
-def test_samples_hold_the_end_of_sequence_and_say_what_was_cut_off(adapted, sampler):
+def test_samples_hold_the_end_of_sequence_and_say_what_was_cut_off(tiny_qwen3, sampler, tmp_path):
+    loaded = tiny_qwen3()
     with torch.no_grad():  # the base likes to end its answers
-        head = adapted.loaded.model.get_output_embeddings().weight
-        head[adapted.tokenizer.eos_token_id] += 1.5 * head[8]
-    adapted.loaded.model.save_pretrained(adapted.loaded.source)
+        head = loaded.model.get_output_embeddings().weight
+        head[loaded.tokenizer.eos_token_id] += 1.5 * head[8]
+    loaded.model.save_pretrained(tmp_path)
+    loaded.tokenizer.save_pretrained(tmp_path)
+    adapted = AdaptedModel(load_model(str(tmp_path), device="cpu"), rank=4, alpha=8)
     groups = sampled(sampler, adapted, None, limit=5)
     found = [sample for group in groups for sample in group]
     assert {sample.truncated for sample in found} == {True, False}
