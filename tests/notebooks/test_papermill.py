@@ -39,14 +39,14 @@ HEADLESS = {"MPLBACKEND": "Agg", "TQDM_DISABLE": "1", "OMP_NUM_THREADS": "1", "J
 # is not named keeps its default.
 FEW = {"train_tasks": 4, "eval_tasks": 2, "eval_samples": 2, "iterations": 1}
 SMALL: dict[str, dict[str, Any]] = {
-    "00_quickstart": {"TASKS": 8, "EVAL_TASKS": 2, "ITERATIONS": 1},
+    "00_quickstart": {"TASKS": 4, "EVAL_TASKS": 2, "ITERATIONS": 1},
     "01_formulation": {},
     "02_preference_collection": {},
     "03_marlhf": {
-        **{"TRAIN_TASKS": 8, "EVAL_TASKS": 2, "ITERATIONS": 1, "TOY_REPEATS": 2},
-        "OVERRIDES": {"eval_samples": 2, "buffer_size": 16},
+        **{"TRAIN_TASKS": 4, "EVAL_TASKS": 2, "ITERATIONS": 1, "TOY_REPEATS": 2},
+        "OVERRIDES": {"eval_samples": 2, "buffer_size": 8},
     },
-    "04_madpo": {"TRAIN_TASKS": 8, "EVAL_TASKS": 2, "ITERATIONS": 1, "OVERRIDES": {"eval_samples": 2}},
+    "04_madpo": {"TRAIN_TASKS": 4, "EVAL_TASKS": 2, "ITERATIONS": 1, "OVERRIDES": {"eval_samples": 2}},
     # Without shipped weights it runs on `untrained_base`: all answers may earn the same, and MADPO find no pairs.
     "08_travel": {"METHOD": "magrpo", "LOOK_TASKS": 2, "LOOK_SAMPLES": 2, "OVERRIDES": FEW},
     "09_baselines": {"LOOK_TASKS": 2, "LOOK_SAMPLES": 2, "OVERRIDES": FEW},
@@ -58,7 +58,7 @@ JOBS = ("tldr", "coophe", "bfcl")  # domains whose notebook runs as a small job 
 def run_notebook(notebook: Path, folder: Path, *parameters: str) -> subprocess.CompletedProcess:
     """Run a notebook as a reader would: papermill, in an empty folder, with the hub out of reach."""
     folder.mkdir(parents=True)
-    options = ["-k", "python3", "--no-progress-bar", *parameters]
+    options = ["-k", "python3", "--no-progress-bar", "--start-timeout", "300", *parameters]  # on a busy machine
     return subprocess.run(
         [sys.executable, "-m", "papermill", str(notebook), "out.ipynb", *options],
         capture_output=True, text=True, cwd=folder, check=False,

@@ -35,7 +35,7 @@ def measure(work: Work) -> Measurement:
         reward_func=reward,
         args=config,
     )
-    watch, counts = Stopwatch(), count(trainer, tokenizer.pad_token_id)
+    watch, counts = Stopwatch(), count(trainer, work.method, tokenizer.pad_token_id)
     if work.method == "madpo":  # between the two it writes checkpoints, which are not timed
         watch.attach(trainer, "_build_preference_dataset", "collect")
         watch.attach(trainer, "_train_preference_pairs", "update")
@@ -86,7 +86,7 @@ def as_chat(tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
     return tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
 
 
-def count(trainer: Any, pad: int) -> dict[str, int]:
+def count(trainer: Any, method: str, pad: int) -> dict[str, int]:
     """Counts that grow as the trainer works: an agent's answers and their tokens, and its answers learnt from."""
     counts = {"answers": 0, "tokens": 0, "used": 0}
     generate = trainer._generate_completions_with_external_prompts
@@ -99,7 +99,7 @@ def count(trainer: Any, pad: int) -> dict[str, int]:
         return generated
 
     trainer._generate_completions_with_external_prompts = generate_and_count
-    if hasattr(trainer, "_update_from_preference_batch"):
+    if method == "madpo":
         update_pairs = trainer._update_from_preference_batch
 
         def update_and_count(pairs: list[Any]) -> dict[str, float]:
