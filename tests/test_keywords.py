@@ -33,11 +33,16 @@ ELSEWHERE = {
     ("tokens.py", "apply_chat_template"): ["transformers.PreTrainedTokenizerBase.apply_chat_template"],
     ("tokens.py", "decode"): ["transformers.PreTrainedTokenizerBase.decode"],
     ("tokens.py", "encode"): ["transformers.PreTrainedTokenizerBase.encode"],
+    ("unsloth_loader.py", "from_pretrained"): ["unsloth.FastLanguageModel.from_pretrained"],
+    ("unsloth_loader.py", "get_peft_model"): ["unsloth.FastLanguageModel.get_peft_model"],
     ("vllm_sampling.py", "generate"): ["vllm.LLM.generate"],
     ("vllm_sampling.py", "sleep"): ["vllm.LLM.sleep"],
 }
 # Functions whose dictionaries are passed on as keywords.
-DICTIONARIES = {("baselines.py", "_trl_settings"): ["trl.GRPOConfig", "trl.DPOConfig"]}
+DICTIONARIES = {
+    ("baselines.py", "_trl_settings"): ["trl.GRPOConfig", "trl.DPOConfig"],
+    ("models.py", "_read"): ["transformers.AutoModelForCausalLM.from_pretrained"],
+}
 
 BASE_TRAINING = ("trl/trainer/base_config.py:_BaseConfig", "transformers/training_args.py:TrainingArguments")
 TOKENIZER = "transformers/tokenization_utils_base.py:PreTrainedTokenizerBase"
@@ -63,6 +68,7 @@ PLACES: dict[str, tuple[str, ...]] = {
         f"{TOKENIZER}.from_pretrained",
         "transformers/tokenization_utils_base.py",
     ),
+    "transformers.BitsAndBytesConfig": ("transformers/utils/quantization_config.py:BitsAndBytesConfig",),
     "transformers.PreTrainedModel.gradient_checkpointing_enable": (
         "transformers/modeling_utils.py:PreTrainedModel.gradient_checkpointing_enable",
     ),
@@ -131,7 +137,7 @@ def keywords_of(node: ast.AST, file: str, names: dict[str, str]) -> Iterator[tup
             for inner in ast.walk(node)
             if isinstance(inner, ast.Dict)
             for key in inner.keys
-            if isinstance(key, ast.Constant)
+            if isinstance(key, ast.Constant) and str(key.value).isidentifier()
         ]
         yield from ((callee, keys) for callee in DICTIONARIES[file, node.name])
     if not isinstance(node, ast.Call):

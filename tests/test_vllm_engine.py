@@ -1,4 +1,4 @@
-"""vLLM itself, on its CPU build: `.ci/vllm` makes the environment and runs these tests (CONTRIBUTING.md).
+"""vLLM itself, on its CPU build, in an environment of its own: tests/vllm_environment.sh, CONTRIBUTING.md.
 
 Everything is in float32 on both sides. Greedy ids must then be equal; log-probabilities of one token agree within 1e-3
 nats, on average within 1e-5.
@@ -55,7 +55,7 @@ PLAIN = TransformersSampler(100_000)
 def vllm_here() -> Iterator[None]:
     for name, setting in ENVIRONMENT.items():
         os.environ.setdefault(name, setting)
-    pytest.importorskip("vllm", reason="vLLM has an environment of its own: .ci/vllm")
+    pytest.importorskip("vllm", reason="vLLM has an environment of its own: tests/vllm_environment.sh")
     yield
 
 
