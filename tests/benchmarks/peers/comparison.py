@@ -15,7 +15,7 @@ What is not the same on the two sides:
 - comlrl computes every answer by itself, prompt included, and samples task by task, agent by agent. Here the answers to
   a prompt share its forward pass, and all tasks are sampled together.
 - comlrl keeps the pairs with the highest reward of the comparator, here it is that of the winner (paper, section 4.1).
-- comlrl makes up a step from any pairs, here from pairs of whole tasks. It scores a pair without, then with a graph.
+- A step of comlrl takes any pairs, which it scores twice, without and with a graph; here it takes those of whole tasks.
 The same on both: base model in float32, tasks, prompts, counts, token limit, temperature 1 without top-p and top-k,
 oracle, comparator (the team itself), pairing, threads. Evaluation, checkpoints and logs are left out of both."""
 
