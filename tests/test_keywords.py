@@ -81,7 +81,6 @@ PLACES: dict[str, tuple[str, ...]] = {
         f"{TOKENIZER}.__init__",
         "transformers/tokenization_utils_base.py",
     ),
-    "transformers.BitsAndBytesConfig": ("transformers/utils/quantization_config.py:BitsAndBytesConfig",),
     "transformers.Qwen3Config": (
         "transformers/models/qwen3/configuration_qwen3.py:Qwen3Config",
         "transformers/configuration_utils.py:PreTrainedConfig",
