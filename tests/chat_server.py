@@ -7,10 +7,12 @@ connection's handler and the request; the factories here make the usual ones.
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -39,8 +41,18 @@ class ChatServer(ThreadingHTTPServer):
         self.script: deque[Behaviour] = deque()
         self.default: Behaviour = good()
         self.requests: list[Seen] = []
+        self.connections: list[socket.socket] = []
         self.closing = threading.Event()
         self.lock = threading.Lock()
+
+    def close(self) -> None:
+        """Hang up on everybody: a handler that is left waiting for a next request holds up the end of the process."""
+        self.closing.set()
+        self.shutdown()
+        self.server_close()
+        for connection in self.connections:
+            with suppress(OSError):  # hung up already
+                connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, *_: Any) -> None:
         """A client that has hung up is what some tests are about."""
@@ -48,6 +60,10 @@ class ChatServer(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.connections.append(self.connection)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -149,7 +165,5 @@ def chat_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatServer]:
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     yield server
-    server.closing.set()
-    server.shutdown()
-    server.server_close()
+    server.close()
     thread.join()
