@@ -27,7 +27,7 @@ def test_the_gpu_script_passes_its_dry_run_without_a_network(tmp_path: Path):
     out = tmp_path / "out"
     environment = os.environ | {"MAPL_PYTHON": sys.executable, "PYTHONPATH": str(tmp_path)}
     command = ["bash", str(ROOT / "tests/gpu/run.sh"), "--dry-run", str(out)]
-    run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300)
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=900)
     assert run.returncode == 0, run.stdout + run.stderr
     found = json.loads((out / "plain.json").read_text())
     assert found["runs"].keys() == {"madpo", "marlhf"}
