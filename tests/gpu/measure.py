@@ -90,7 +90,7 @@ def settings(method: str, model: str, loader: str, dry: bool) -> RunConfig:
     """One iteration on a team of two; every pair is trained on once."""
     budget = {"train_tasks": 40, "eval_tasks": 20, "samples_per_task": 16, "max_new_tokens": [48, 192]}
     if dry:
-        budget = {"train_tasks": 3, "eval_tasks": 2, "samples_per_task": 4, "max_new_tokens": [6, 24]}
+        budget = {"train_tasks": 3, "eval_tasks": 2, "samples_per_task": 4, "max_new_tokens": [12, 48]}
     return RunConfig(
         "gpu",
         "tldr",
