@@ -55,18 +55,23 @@ class Decision:
     words: str
 
 
-def look() -> Session:
-    """The session that this process is."""
+def driver_version() -> str:
+    """Version of the NVIDIA driver, such as "580.65.06"; empty without one."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        driver = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.split()
+        found = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.split()
     except (OSError, subprocess.SubprocessError):
-        driver = []
+        return ""
+    return found[0] if found else ""
+
+
+def look() -> Session:
+    """The session that this process is."""
     installed = {_canonical(item.metadata["Name"]): item.version for item in metadata.distributions()}
     packages_of = metadata.packages_distributions()
     modules = {name.split(".")[0] for name in sys.modules}
     imported = {_canonical(package) for module in modules for package in packages_of.get(module, ())}
-    return Session(sys.version_info[:2], driver[0] if driver else "", installed, frozenset(imported))
+    return Session(sys.version_info[:2], driver_version(), installed, frozenset(imported))
 
 
 def decide(session: Session, extras: Sequence[str] = (), root: Path = ROOT) -> Decision:

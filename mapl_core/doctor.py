@@ -11,13 +11,13 @@ import importlib.metadata
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mapl_core.colab import CUDA_13_DRIVER, PYTHONS, driver_version
 from mapl_core.endpoint import EndpointError, EndpointSettings, check_endpoint
 from mapl_core.grid import DOMAIN_NOTEBOOKS, ROOT
 from mapl_core.memory import free_memory
@@ -26,8 +26,6 @@ from mapl_core.pocket.common import WEIGHTS, cache_dir
 from mapl_core.profiles import Profile, RunConfig, check_rollouts, load_profile
 
 OK, WARNING, FAILURE = "ok", "warning", "FAILURE"
-PYTHONS = ((3, 11), (3, 12))
-CUDA_13_DRIVER = 580
 KNOBS = "micro_batch_tokens, cached_tokens, samples_per_task"
 GIB = 2**30
 
@@ -105,16 +103,6 @@ def look() -> Machine:
             if item.metadata["Name"]  # a removed package may leave a nameless trace
         },
     )
-
-
-def driver_version() -> str:
-    """Version of the NVIDIA driver, such as "580.65.06"; empty without one."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.split()
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return found[0] if found else ""
 
 
 def _gpus() -> Iterator[Gpu]:

@@ -23,7 +23,6 @@ import json
 import platform
 import resource
 import string
-import subprocess
 import sys
 import tempfile
 import time
@@ -42,6 +41,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from mapl_core import scoring, train
 from mapl_core.adapters import AdaptedModel
+from mapl_core.colab import driver_version
 from mapl_core.domains import get_domain
 from mapl_core.models import describe, load_model
 from mapl_core.policies import JointPolicy
@@ -232,9 +232,7 @@ def machine() -> dict[str, str]:
             about[package] = importlib.metadata.version(package)
     if not torch.cuda.is_available():
         return about | {"device": f"CPU, {torch.get_num_threads()} threads"}
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    driver = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
-    return about | {"device": torch.cuda.get_device_name(), "driver": driver[0] if driver else "unknown"}
+    return about | {"device": torch.cuda.get_device_name(), "driver": driver_version() or "unknown"}
 
 
 def write_readme(folder: Path) -> None:
