@@ -18,7 +18,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor, nn
 
-from mapl_core import unsloth_loader
+from mapl_core import lora, unsloth_loader
 from mapl_core.attention import SHARED_PROMPTS, can_share_prompts, keeps_attention_interface
 from mapl_core.models import LoadedModel
 from mapl_core.seeding import Stream
@@ -106,6 +106,7 @@ class AdaptedModel:
                 self._peft = self._with_kernels(name, config)
             else:
                 self._peft = get_peft_model(self.loaded.model, config, adapter_name=name)
+                lora.fuse(self._peft)
         self.trainable.append(name)
         generator = stream.generator()
         for layer in self._lora_layers():

@@ -25,6 +25,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from mapl_core.adapters import AdaptedModel
 from mapl_core.attention import attends_in_full
 from mapl_core.domains.base import Skeleton
+from mapl_core.lora import add_low_rank
 from mapl_core.scoring import Ids
 from mapl_core.seeding import Stream
 from mapl_core.structured import SkeletonState, SkeletonTokens, constrain
@@ -351,9 +352,9 @@ def _decode(
 class _Projection:
     """Linear layers that read the same input, stacked so that they are one product, with their adapter.
 
-    In float32 the adapter is merged into a copy of the weights. In 16 bits that would lose it: the first steps of
-    training move a weight by less than half the distance to the next number. So there its two factors, scaled and in
-    float32, stay apart.
+    In float32 the adapter is merged into a copy of the weights. In 16 bits, or where products round their factors, that
+    would lose it: the first steps of training move a weight by less than half the distance to the next number. So there
+    its two factors, scaled and in float32, stay apart.
     """
 
     weight: Tensor
@@ -364,6 +365,8 @@ class _Projection:
         y = linear(x, self.weight, self.bias)
         if self.factors is None:
             return y
+        if y.dtype == torch.float32:
+            return add_low_rank(y, x, *self.factors)
         first, second = self.factors
         return y + linear(linear(x.float(), first), second).to(y.dtype)
 
@@ -452,7 +455,8 @@ class DirectDecoder:
     @staticmethod
     def prepare(adapted: AdaptedModel, adapter: str | None) -> _DirectWeights:
         """Stack the weights, with the adapter. The base itself is never written to."""
-        merges = adapted.loaded.dtype == torch.float32
+        exact = torch.get_float32_matmul_precision() == "highest"
+        merges = adapted.loaded.dtype == torch.float32 and exact
 
         def stacked(*modules) -> _Projection:
             biases = [getattr(module, "bias", None) for module in modules]

@@ -232,7 +232,8 @@ def _token_logprobs(
     rows = max(1, LOGITS_HELD // adapted.output_layer.weight.shape[0])
 
     def log_probs(hidden: Tensor) -> Tensor:
-        return log_softmax(adapted.output_layer(hidden).float() / temperature, dim=-1)
+        logits = adapted.output_layer(hidden).float()
+        return log_softmax(logits if temperature == 1.0 else logits / temperature, dim=-1)
 
     def read(hidden: Tensor, targets: Tensor, reference: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         policy = log_probs(hidden)

@@ -503,6 +503,26 @@ def test_a_small_step_of_an_adapter_reaches_the_answers_of_a_16_bit_base(tiny_qw
         assert_close(projection(x), layer(x), rtol=0.02, atol=1e-3)
 
 
+@pytest.mark.parametrize("precision", ["high", "medium"])
+def test_an_adapter_stays_apart_where_products_round_their_factors(tiny_qwen3, precision):
+    """Merged in float32, its first steps would be lost when the product rounds the merged weight to 16 bits."""
+    adapted = adapted_model(tiny_qwen3(), "agent0")
+    randomize_adapter(adapted, "agent0", seed=0)
+    layer = adapted.backbone.layers[0].mlp.down_proj
+    assert DirectDecoder.prepare(adapted, "agent0").layers[0].down.factors is None  # exact products: merged
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        projection = DirectDecoder.prepare(adapted, "agent0").layers[0].down
+        x = torch.randn(5, layer.in_features, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad(), adapted.using("agent0"):
+            assert_close(projection(x), layer(x), rtol=0.02, atol=0.02)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert torch.equal(projection.weight, layer.get_base_layer().weight)
+    assert_close(projection.factors[1] @ projection.factors[0], layer.get_delta_weight("agent0"))
+
+
 @pytest.mark.parametrize("limit", [1, 15, 16, 33])
 def test_the_cache_of_new_tokens_never_grows_beyond_what_can_be_needed(tiny_qwen3, limit, monkeypatch):
     widths, append = [], DirectDecoder._append
