@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from mapl_core.memory import with_huge_pages
 from mapl_core.results import SMALL_FILE, ResultError, folder_lock, verify_job, write_atomically
 
 NOTEBOOK_COPY, LOG_FILE, FAILURE_FILE = "notebook.ipynb", "log.txt", "failure.txt"
@@ -96,7 +97,7 @@ def start(
     specification = {"notebook": str(notebook.resolve()), "folder": str(folder.resolve()), "parent": os.getpid()}
     specification |= {"parameters": dict(parameters), "seconds": round(60 * minutes)}
     root = str(Path(__file__).resolve().parent.parent)
-    environment = os.environ | {name: str(threads) for name in THREAD_VARIABLES}
+    environment = with_huge_pages(os.environ) | {name: str(threads) for name in THREAD_VARIABLES}
     environment |= {"JUPYTER_PREFER_ENV_PATH": "1", "MPLBACKEND": "Agg", "TQDM_DISABLE": "1"}
     environment |= {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": root}
     environment |= {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}

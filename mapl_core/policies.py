@@ -76,14 +76,6 @@ def episode_keys(episodes: Sequence[Episode], turn: int) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Budget:
-    """Bounds on memory: padded tokens of one scoring pass, and tokens held in the cache of one decoding batch."""
-
-    micro_batch_tokens: int = 8192
-    cached_tokens: int = 65536
-
-
-@dataclass(frozen=True)
 class Member:
     """One policy of the team: a base, the name of its adapter on it, and how it samples."""
 
@@ -104,7 +96,7 @@ class JointPolicy:
         prompt_form: "chat" wraps a prompt in the tokenizer's chat template, "text" does not.
         stream: source of the adapters' initial weights. Without one the policy has no adapters and can only be sampled
             and scored as its own reference, as a raw comparator is.
-        budget: bounds on memory.
+        micro_batch_tokens: bound on the padded tokens of one scoring pass.
         sampler: the rollout backend; by default the policies' own models are sampled in this process.
     """
 
@@ -117,7 +109,7 @@ class JointPolicy:
         *,
         prompt_form: str,
         stream: Stream | None = None,
-        budget: Budget | None = None,
+        micro_batch_tokens: int = 8192,
         sampler: Sampler | None = None,
     ):
         expected = domain.num_agents if structure == "dec" else 1
@@ -127,8 +119,8 @@ class JointPolicy:
                 f"got {len(bases)} bases and {len(settings)} sampling settings"
             )
         self.domain, self.structure, self.prompt_form = domain, structure, prompt_form
-        self.budget = budget or Budget()
-        self._sampler = sampler
+        self.micro_batch_tokens = micro_batch_tokens
+        self.sampler = sampler or TransformersSampler()
         if structure == "single" and domain.horizon > 1:
             raise ValueError(f"a single agent answers in one turn, domain {domain.name!r} has {domain.horizon}")
         names = [SHARED_WRITERS[structure]] if self.one_writer else [f"agent{index}" for index in range(expected)]
@@ -142,10 +134,6 @@ class JointPolicy:
     def one_writer(self) -> bool:
         """Whether one policy writes the whole tagged answer, which is cut into the agents' parts."""
         return self.structure in SHARED_WRITERS
-
-    @property
-    def sampler(self) -> Sampler:
-        return self._sampler or TransformersSampler(self.budget.cached_tokens)
 
     # ------------------------------------------------------------------ acting
 
@@ -322,7 +310,7 @@ class JointPolicy:
                 member.base,
                 None if reference or not self.trained else member.adapter,
                 self._items(trajectories, index),
-                max_tokens=self.budget.micro_batch_tokens,
+                max_tokens=self.micro_batch_tokens,
                 temperature=temperature,
             ).view(len(trajectories), self.domain.horizon)
             for index, member in enumerate(self.members)
@@ -342,7 +330,7 @@ class JointPolicy:
                 member.base,
                 member.adapter,
                 self._items(trajectories, index),
-                max_tokens=self.budget.micro_batch_tokens,
+                max_tokens=self.micro_batch_tokens,
                 with_kl=with_kl,
             )
             if found is None:
@@ -371,7 +359,7 @@ class JointPolicy:
                 member.adapter,
                 self._items(trajectories, index),
                 weights[:, index].reshape(-1),
-                max_tokens=self.budget.micro_batch_tokens,
+                max_tokens=self.micro_batch_tokens,
                 kl_weight=kl_weight,
             )
             columns.append(logprobs.view(len(trajectories), self.domain.horizon))

@@ -45,7 +45,7 @@ from mapl_core.inputs import Inputs, changed_inputs, changed_parameters
 from mapl_core.memory import keep_freed_memory
 from mapl_core.model_names import check_loader, check_model_name
 from mapl_core.models import describe, load_model
-from mapl_core.policies import SHARED_WRITERS, Budget, JointPolicy
+from mapl_core.policies import SHARED_WRITERS, JointPolicy
 from mapl_core.profiles import RunConfig
 from mapl_core.results import (
     EVALUATION_FILE,
@@ -204,7 +204,7 @@ def build_team(config: RunConfig) -> Team:
             settings,
             prompt_form=config.prompt_form,
             stream=stream,
-            budget=Budget(config.micro_batch_tokens, config.cached_tokens),
+            micro_batch_tokens=config.micro_batch_tokens,
             sampler=sampler,
         )
 

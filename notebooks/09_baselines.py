@@ -190,7 +190,7 @@ def team_of(kind):
     members = parallel.policy.members
     return kind(domain, "dec", [member.base for member in members],
                 [member.settings for member in members],
-                prompt_form=config.prompt_form, budget=parallel.policy.budget)
+                prompt_form=config.prompt_form, sampler=parallel.policy.sampler)
 
 
 teams = {"parallel": team_of(JointPolicy), "sequential": team_of(SequentialTeam),

@@ -29,13 +29,14 @@ from toy_models import gradients, plain_logprob, randomize_adapter, relative_dif
 from mapl_core.adapters import AdaptedModel
 from mapl_core.annotators import oracle
 from mapl_core.buffers import label_pairs, select_pairs
+from mapl_core.decoders import DirectDecoder, TransformersDecoder
 from mapl_core.domains import get_domain
 from mapl_core.model_names import LOADERS, SMOLLM2, check_loader
 from mapl_core.models import describe, load_model
 from mapl_core.policies import JointPolicy
 from mapl_core.profiles import RunConfig, load_profile
 from mapl_core.reward_model import RewardModel, fit_reward_model
-from mapl_core.sampling import DirectDecoder, SamplingSettings, TransformersDecoder, sample_responses
+from mapl_core.sampling import SamplingSettings, sample_responses
 from mapl_core.scoring import Item, accumulate_logprob_gradients, response_logprobs
 from mapl_core.seeding import Stream
 from mapl_core.train import run_mapl

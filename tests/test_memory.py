@@ -1,8 +1,10 @@
 """Host memory: freed tensors are used again instead of being asked for anew."""
 
+import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -56,6 +58,40 @@ def test_the_settings_are_those_of_mallopt_and_all_must_be_taken(monkeypatch):
     assert memory.keep_freed_memory() is False
 
 
+def test_the_setting_for_huge_pages_joins_those_that_are_there_and_yields_to_a_choice():
+    assert memory.with_huge_pages({"A": "b"}) == {"A": "b", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    other = memory.with_huge_pages({"GLIBC_TUNABLES": "glibc.malloc.check=1"})
+    assert other["GLIBC_TUNABLES"] == "glibc.malloc.check=1:glibc.malloc.hugetlb=1"
+    assert memory.with_huge_pages(other) == other
+    assert memory.with_huge_pages({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}) == {
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"
+    }
+
+
+MAPPED = """
+from pathlib import Path
+held = bytearray(2**28)
+for place in range(0, len(held), 4096):
+    held[place] = 1
+print(next(line.split()[1] for line in Path("/proc/self/smaps_rollup").open() if line.startswith("AnonHugePages")))
+"""
+SUPPORT = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(
+    not SUPPORT.is_file() or "[madvise]" not in SUPPORT.read_text() or platform.libc_ver() < ("glibc", "2.35"),
+    reason="pages of 2 MiB on request need Linux and glibc 2.35",
+)
+def test_a_process_so_started_has_huge_pages():
+    kib = {}
+    for name, environment in (("plain", dict(os.environ)), ("huge", memory.with_huge_pages(os.environ))):
+        done = subprocess.run(
+            [sys.executable, "-c", MAPPED], env=environment, capture_output=True, text=True, check=True
+        )
+        kib[name] = int(done.stdout)
+    assert kib["huge"] > kib["plain"]
+
+
 def test_nothing_changes_without_glibc(monkeypatch):
     monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
     monkeypatch.setattr(memory.ctypes, "CDLL", None)  # would fail
@@ -71,7 +107,7 @@ from mapl_core.buffers import PreferencePair, Response, Trajectory
 from mapl_core.domains import get_domain
 from mapl_core.models import LoadedModel
 from mapl_core.pocket.common import domain_tokenizer, model_config
-from mapl_core.policies import Budget, JointPolicy
+from mapl_core.policies import JointPolicy
 from mapl_core.profiles import load_profile
 from mapl_core.sampling import SamplingSettings
 from mapl_core.seeding import Stream
@@ -87,7 +123,7 @@ settings = load_profile("paper").config("travel", "madpo")
 base = AdaptedModel(loaded, gradient_checkpointing=settings.gradient_checkpointing)
 policy = JointPolicy(
     get_domain("travel"), "dec", [base, base], [SamplingSettings()] * 2, prompt_form="text",
-    stream=Stream(0, "init"), budget=Budget(settings.micro_batch_tokens),
+    stream=Stream(0, "init"), micro_batch_tokens=settings.micro_batch_tokens,
 )
 before = [[weight.clone() for weight in policy.parameters(agent)] for agent in (0, 1)]
 ids = torch.randint(150_000, (2, 10_000), generator=torch.Generator().manual_seed(0)).tolist()

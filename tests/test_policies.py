@@ -31,10 +31,10 @@ from mapl_core.buffers import PreferencePair
 from mapl_core.comparators import Comparator
 from mapl_core.domains.base import Turn
 from mapl_core.losses import madpo_loss, magrpo_loss
-from mapl_core.policies import Budget, JointPolicy
+from mapl_core.policies import JointPolicy
 from mapl_core.reward_model import RewardModel
 from mapl_core.rewards import Reward
-from mapl_core.sampling import SamplingSettings
+from mapl_core.sampling import SamplingSettings, TransformersSampler
 from mapl_core.seeding import Stream
 
 STREAM = Stream(0, "collect")
@@ -137,7 +137,7 @@ def test_seed1_samples_depend_neither_on_batches_nor_on_the_order_or_company_of_
     tasks = policy.domain.load_tasks("train", "pocket", 4)
     expected = {t.id: ids_of([group]) for t, group in zip(tasks, policy.sample(tasks, 3, STREAM), strict=True)}
     for cached in (1, 50, 90):
-        policy.budget = Budget(cached_tokens=cached)
+        policy.sampler = TransformersSampler(cached_tokens=cached)
         for chosen in ([3, 1, 0, 2], [2]):
             groups = policy.sample([tasks[i] for i in chosen], 3, STREAM)
             for task, group in zip((tasks[i] for i in chosen), groups, strict=True):
@@ -226,7 +226,7 @@ def test_tok8_joint_probabilities_sum_to_one(tiny_qwen3, structure, length):
     prompts = [(1, 2, 0), (2,)][: len(policy.members)]
     joint = itertools.product(answers, repeat=len(prompts))
     trajectories = [trajectory([list(zip(prompts, chosen, strict=True))]) for chosen in joint]
-    for policy.budget in (Budget(), Budget(micro_batch_tokens=9)):
+    for policy.micro_batch_tokens in (8192, 9):
         assert_close(float(policy.logprobs(trajectories).sum((1, 2)).exp().sum()), 1.0, rtol=0, atol=1e-5)
         assert_close(float(policy.reference_logprobs(trajectories).sum((1, 2)).exp().sum()), 1.0, rtol=0, atol=1e-5)
 
@@ -333,14 +333,14 @@ def test_dpo7_backward_gives_every_policy_the_plain_gradient_at_two_turns(tiny_q
     trajectories = list(itertools.chain(*policy.sample(tasks, 2, STREAM)))
     weights = torch.randn(4, len(policy.members), 2, generator=torch.Generator().manual_seed(0))
     expected = _graph_gradients(policy, trajectories, weights)
-    for policy.budget in (Budget(), Budget(micro_batch_tokens=30)):  # one micro-batch, and several
+    for policy.micro_batch_tokens in (8192, 30):  # one micro-batch, and several
         policy.backward(trajectories, weights)
         found = gradients_of(policy)
         assert relative_difference(found, expected) < 1e-5
         assert all(bool(gradient.any()) for gradient in found)
         graph = policy.graph_logprobs(trajectories)
         if graph is not None:
-            assert team != "checkpointing" and policy.budget == Budget()
+            assert team != "checkpointing" and policy.micro_batch_tokens == 8192
             whole, divergences = graph
             assert not divergences.any()
             assert_close(whole.detach(), policy.logprobs(trajectories), rtol=1e-5, atol=1e-5)
@@ -356,7 +356,7 @@ def test_rl7_the_micro_batch_does_not_change_the_gradient(tiny_qwen3):
     trajectories = list(itertools.chain(*policy.sample(policy.domain.load_tasks("train", "pocket", 2), 4, STREAM)))
     weights = torch.randn(8, 2, 1, generator=torch.Generator().manual_seed(0))
     found = []
-    for policy.budget in (Budget(), Budget(micro_batch_tokens=1)):
+    for policy.micro_batch_tokens in (8192, 1):
         policy.backward(trajectories, weights, kl_weight=0.1)
         found.append(gradients_of(policy))
     assert relative_difference(*found) < 1e-5

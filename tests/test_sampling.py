@@ -9,16 +9,10 @@ import torch
 from torch.testing import assert_close
 from toy_models import adapted_model, randomize_adapter
 
-from mapl_core import sampling
+from mapl_core import decoders, sampling
 from mapl_core.adapters import AdaptedModel
-from mapl_core.sampling import (
-    DirectDecoder,
-    Sample,
-    SamplingSettings,
-    TransformersDecoder,
-    choose_tokens,
-    sample_responses,
-)
+from mapl_core.decoders import DirectDecoder, TransformersDecoder
+from mapl_core.sampling import Sample, SamplingSettings, choose_tokens, sample_responses
 from mapl_core.scoring import response_logprobs
 from mapl_core.seeding import Stream
 
@@ -198,7 +192,7 @@ def test_layers_merged_one_by_one_give_the_same_samples(tiny_qwen3, monkeypatch)
     """What a GPU does whose memory has no room for a copy of all of them."""
     adapted, held = adapted_model(tiny_qwen3(), "agent0"), []
     expected = _sample(adapted, decoder=DirectDecoder)
-    monkeypatch.setattr(sampling, "_copy_fits", lambda _: False)
+    monkeypatch.setattr(decoders, "_copy_fits", lambda _: False)
     step = DirectDecoder.step
     monkeypatch.setattr(DirectDecoder, "step", lambda self, ids: held.append(self.weights.layers) or step(self, ids))
     assert _sample(adapted, decoder=DirectDecoder) == expected
@@ -214,9 +208,9 @@ def test_a_copy_of_the_layers_may_take_half_of_the_free_memory(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 1_000_000)
     for free, fits in ((2_000_000, True), (1_999_999, False)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 10**9))
-        assert sampling._copy_fits(adapted) is fits
+        assert decoders._copy_fits(adapted) is fits
     adapted.device = torch.device("cpu")
-    assert sampling._copy_fits(adapted)
+    assert decoders._copy_fits(adapted)
 
 
 def test_models_the_direct_decoder_does_not_know_are_left_to_the_generic_one(tiny_qwen3, tiny_llama, tiny_gpt2):

@@ -18,12 +18,13 @@ from travel_trips import task as trip_task
 
 from mapl_core.adapters import AdaptedModel
 from mapl_core.buffers import Response, Trajectory
+from mapl_core.decoders import DirectDecoder, TransformersDecoder
 from mapl_core.domains import get_domain
 from mapl_core.domains.base import Skeleton
 from mapl_core.models import LoadedModel
-from mapl_core.policies import Budget, JointPolicy
+from mapl_core.policies import JointPolicy
 from mapl_core.rewards.travel_actions import read_action
-from mapl_core.sampling import DirectDecoder, SamplingSettings, TransformersDecoder, sample_responses
+from mapl_core.sampling import SamplingSettings, TransformersSampler, sample_responses
 from mapl_core.scoring import Item, accumulate_logprob_gradients, response_logprobs
 from mapl_core.seeding import Stream
 from mapl_core.structured import SkeletonState, SkeletonTokens, ValueTokens, encode_answer, replay, value_tokens
@@ -301,10 +302,16 @@ def travel_policy(loaded, *, structure="dec", **options):
     adapted = adapted_model(loaded)
     count = domain.num_agents if structure == "dec" else 1
     settings = SamplingSettings(max_new_tokens=3000)
-    budget = Budget(micro_batch_tokens=20_000, cached_tokens=200_000)
     stream = Stream(0, "init")
     return JointPolicy(
-        domain, structure, [adapted] * count, [settings] * count, prompt_form="text", stream=stream, budget=budget
+        domain,
+        structure,
+        [adapted] * count,
+        [settings] * count,
+        prompt_form="text",
+        stream=stream,
+        micro_batch_tokens=20_000,
+        sampler=TransformersSampler(cached_tokens=200_000),
     )
 
 

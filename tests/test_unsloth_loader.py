@@ -24,8 +24,9 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3Model
 
 from mapl_core import models
 from mapl_core.adapters import AdaptedModel
+from mapl_core.decoders import DirectDecoder, TransformersDecoder
 from mapl_core.models import LoadedModel, load_model
-from mapl_core.sampling import DirectDecoder, SamplingSettings, TransformersDecoder, sample_responses
+from mapl_core.sampling import SamplingSettings, sample_responses
 from mapl_core.scoring import ScalarModel, accumulate_logprob_gradients, response_logprobs
 from mapl_core.seeding import Stream
 from mapl_core.unsloth_loader import FIRST_ADAPTER, RETURN_HIDDEN_STATES

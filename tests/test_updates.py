@@ -13,7 +13,6 @@ from toy_models import adapted_model, base, make_policy, relative_difference, tr
 
 from mapl_core import domains, losses
 from mapl_core.buffers import PreferencePair, Trajectory
-from mapl_core.policies import Budget
 from mapl_core.profiles import RunConfig
 from mapl_core.seeding import Stream
 from mapl_core.updates import TeamOptimizer, oracle_rewards, update_madpo, update_magrpo
@@ -55,7 +54,7 @@ def flipped(pair: PreferencePair) -> PreferencePair:
 @pytest.mark.parametrize("micro_batch", [8192, 14])
 def test_dpo9_three_updates_do_not_depend_on_the_order_of_the_agents(tiny_qwen3, micro_batch):
     """All margins are taken before any agent moves: exchanging the agents with their data exchanges the results."""
-    teams = [make_policy(base(tiny_qwen3), budget=Budget(micro_batch_tokens=micro_batch)) for _ in range(2)]
+    teams = [make_policy(base(tiny_qwen3), micro_batch_tokens=micro_batch) for _ in range(2)]
     pairs = make_pairs(teams[0])
     one_graph = teams[0].graph_logprobs([pair.winner for pair in pairs[:2]]) is not None
     assert one_graph == (micro_batch == 8192)
@@ -83,7 +82,7 @@ def test_rl7_one_graph_and_many_micro_batches_take_the_same_step(tiny_qwen3, tin
 
     found = []
     for micro_batch in (8192, 30):
-        policy = make_policy(bases(), budget=Budget(micro_batch_tokens=micro_batch), limits=[3, 9])
+        policy = make_policy(bases(), micro_batch_tokens=micro_batch, limits=[3, 9])
         pairs, before = make_pairs(policy, tasks=1, each=4), weights_of(policy)
         one_graph = policy.graph_logprobs([pair.winner for pair in pairs]) is not None
         assert one_graph == (micro_batch == 8192 and team != "checkpointing")
@@ -102,7 +101,7 @@ def test_rl7_one_graph_and_many_micro_batches_take_the_same_step_with_a_kl(tiny_
     for micro_batch in (8192, 30):
         adapted = adapted_model(tiny_qwen3())
         bases = [adapted, adapted_model(tiny_llama())] if team == "two bases" else adapted
-        policy = make_policy(bases, budget=Budget(micro_batch_tokens=micro_batch), limits=[3, 9])
+        policy = make_policy(bases, micro_batch_tokens=micro_batch, limits=[3, 9])
         trajectories = [t for pair in make_pairs(policy, tasks=1, each=4) for t in (pair.winner, pair.loser)]
         trajectories.append(trajectories[0])
         optimizer, before = TeamOptimizer(policy, make_config()), weights_of(policy)
@@ -121,7 +120,7 @@ def test_fresh_answers_need_no_pass_before_the_backward_one_and_take_the_same_st
     """Two answers have no advantage: they need no graph, but their log-probabilities are reported like the others'."""
     found = []
     for fresh in (False, True):
-        policy = make_policy(base(tiny_qwen3), budget=Budget(micro_batch_tokens=30), limits=[3, 9])
+        policy = make_policy(base(tiny_qwen3), micro_batch_tokens=30, limits=[3, 9])
         trajectories = [t for pair in make_pairs(policy, tasks=1, each=2) for t in (pair.winner, pair.loser)]
         advantages, passes = torch.tensor([[1.0, -2.0, 0.0, 0.0]]), []
 
@@ -147,7 +146,7 @@ def test_rl7_a_step_without_any_signal_is_the_same_on_both_ways(tiny_qwen3):
     """All weights zero: momentum and decay move the agents all the same, in one graph and in many micro-batches."""
     ends = []
     for micro_batch in (8192, 30):
-        policy = make_policy(base(tiny_qwen3), budget=Budget(micro_batch_tokens=micro_batch))
+        policy = make_policy(base(tiny_qwen3), micro_batch_tokens=micro_batch)
         trajectories = [pair.winner for pair in make_pairs(policy)]
         optimizer = TeamOptimizer(policy, make_config())
         optimizer.step(trajectories, lambda logprobs: logprobs.sum())

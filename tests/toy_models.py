@@ -102,7 +102,7 @@ def make_policy(
     random_adapters=True,
     trained=True,
     limits=6,
-    budget=None,
+    micro_batch_tokens=8192,
     temperature=1.0,
     top_p=1.0,
     prompt_form="text",
@@ -123,7 +123,7 @@ def make_policy(
         settings,
         prompt_form=prompt_form,
         stream=Stream(seed, "init") if trained else None,
-        budget=budget,
+        micro_batch_tokens=micro_batch_tokens,
     )
     if trained and random_adapters:
         for index, member in enumerate(policy.members):

@@ -61,7 +61,7 @@ team = build_team(profile.config("tldr", "sequential", eval_tasks=4))
 domain, sequence = team.domain, team.policy
 second = DiscussionTeam(domain, "dec", [member.base for member in sequence.members],
                         [member.settings for member in sequence.members],
-                        prompt_form="chat", budget=sequence.budget)
+                        prompt_form="chat", sampler=sequence.sampler)
 
 
 class SecondLook(type(sequence)):
@@ -83,7 +83,7 @@ class SecondLook(type(sequence)):
 
 again = SecondLook(domain, "dec", [member.base for member in sequence.members],
                    [member.settings for member in sequence.members],
-                   prompt_form="chat", budget=sequence.budget)
+                   prompt_form="chat", sampler=sequence.sampler)
 for name, protocol in (("sequence", sequence), ("second look", again),
                        ("discussion", second)):
     by_task, played = evaluate(protocol, team.eval_tasks, 4, Stream(0, "solution"))

@@ -25,7 +25,7 @@ from mapl_core.buffers import PreferencePair, Response, Trajectory
 from mapl_core.domains import get_domain
 from mapl_core.memory import keep_freed_memory
 from mapl_core.models import load_model
-from mapl_core.policies import Budget, JointPolicy
+from mapl_core.policies import JointPolicy
 from mapl_core.profiles import load_profile
 from mapl_core.sampling import SamplingSettings, sample_responses
 from mapl_core.seeding import Stream
@@ -119,7 +119,7 @@ def update_step(adapted: AdaptedModel) -> Callable[[int], object]:
         [SamplingSettings(max_new_tokens=NEW_TOKENS)] * 2,
         prompt_form="text",
         stream=Stream(0, "benchmark"),
-        budget=Budget(config.micro_batch_tokens),
+        micro_batch_tokens=config.micro_batch_tokens,
     )
     optimizer, vocabulary = TeamOptimizer(policy, config), adapted.loaded.model.config.vocab_size
     return lambda tasks: update_madpo(policy, optimizer, random_pairs(tasks, vocabulary), Stream(0, "b"), config)
