@@ -177,17 +177,6 @@ def test_weights_that_the_engine_does_not_have_are_found_out(sampler, pocket, mo
         sampler.report()
 
 
-def test_seed2_neither_an_engine_nor_its_work_moves_the_global_random_states(sampler, pocket):
-    states, threads = (torch.random.get_rng_state(), np.random.get_state()[1].copy()), torch.get_num_threads()
-    python = random.getstate()
-    fresh = VllmSampler(EngineSettings(0.5, 512, 4), max_difference=1e-3, micro_batch_tokens=4096)
-    drawn(fresh, pocket, "agent0", temperature=1.0)
-    fresh.close()
-    assert torch.equal(states[0], torch.random.get_rng_state()) and torch.get_num_threads() == threads
-    assert (states[1] == np.random.get_state()[1]).all() and python == random.getstate()
-    assert torch.get_default_dtype() == torch.float32
-
-
 def test_an_agent_that_the_joint_policy_saved_is_loaded_by_vllm_as_it_is(sampler, pocket, tmp_path: Path):
     """Stock vLLM on the folder of a finished run answers as the agent did in training."""
     from vllm import SamplingParams
@@ -210,6 +199,18 @@ def test_an_agent_that_the_joint_policy_saved_is_loaded_by_vllm_as_it_is(sampler
         )
         expected = drawn(PLAIN, base, name, prompts=prompts)
         assert [tuple(output.outputs[0].token_ids) for output in outputs] == [g[0].token_ids for g in expected]
+
+
+def test_seed2_neither_an_engine_nor_its_work_moves_the_global_random_states(sampler, pocket):
+    """Last of those that use the pocket model's engine: closing one here ends what engines of one process share."""
+    states, threads = (torch.random.get_rng_state(), np.random.get_state()[1].copy()), torch.get_num_threads()
+    python = random.getstate()
+    fresh = VllmSampler(EngineSettings(0.5, 512, 4), max_difference=1e-3, micro_batch_tokens=4096)
+    drawn(fresh, pocket, "agent0", temperature=1.0)
+    fresh.close()
+    assert torch.equal(states[0], torch.random.get_rng_state()) and torch.get_num_threads() == threads
+    assert (states[1] == np.random.get_state()[1]).all() and python == random.getstate()
+    assert torch.get_default_dtype() == torch.float32
 
 
 # --- answers with a skeleton -----------------------------------------------------------------------------------------
