@@ -136,6 +136,11 @@ def shared_prompt_attention(
     return flat.index_select(0, packing.place)[None], None
 
 
+def rounds_products() -> bool:
+    """Whether a device may round the factors of float32 products (`matmul_precision` "high" or "medium")."""
+    return torch.get_float32_matmul_precision() != "highest"
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scaling: float | None) -> Tensor:
     """Attention of grouped heads.
 
@@ -146,8 +151,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scaling: flo
         scaling: of the products; None for one over the root of head_dim.
     """
     on_cpu = q.device.type == "cpu"
-    rounded = torch.get_float32_matmul_precision() != "highest"
-    if on_cpu and rounded and q.shape[:3].numel() * k.shape[2] <= SCORES_HELD:
+    if on_cpu and rounds_products() and q.shape[:3].numel() * k.shape[2] <= SCORES_HELD:
         return _attend_by_products(q, k, v, visible, scaling)
     if not on_cpu:  # there grouped heads with a mask fall back to a kernel that is slow
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))

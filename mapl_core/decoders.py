@@ -20,7 +20,7 @@ from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from mapl_core.adapters import AdaptedModel
-from mapl_core.attention import attends_in_full
+from mapl_core.attention import attends_in_full, rounds_products
 from mapl_core.lora import add_low_rank
 from mapl_core.scoring import Ids
 
@@ -148,8 +148,7 @@ class DirectDecoder:
     @staticmethod
     def prepare(adapted: AdaptedModel, adapter: str | None) -> _DirectWeights:
         """Stack the weights, with the adapter. The base itself is never written to."""
-        exact = torch.get_float32_matmul_precision() == "highest"
-        merges = adapted.loaded.dtype == torch.float32 and exact
+        merges = adapted.loaded.dtype == torch.float32 and not rounds_products()
 
         def stacked(*modules) -> _Projection:
             biases = [getattr(module, "bias", None) for module in modules]
