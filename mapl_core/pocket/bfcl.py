@@ -308,7 +308,7 @@ def vocabulary_texts(domain: Domain) -> Iterator[str]:
         yield f"{function} ( {' , '.join((*wording.parameters, wording.optional or ''))} = ) ;"
         yield re.sub(r"{\w+}", "", f"{wording.clause} {wording.optional_clause}")
     for task in make_tasks("train", 10):
-        yield from prompt_forms(domain, task, [""] * domain.num_agents).values()
+        yield from (write() for write in prompt_forms(domain, task, [""] * domain.num_agents).values())
     yield from (re.sub(r"{\w+}", "", role) for role in POCKET.roles.values())
     yield " ".join("123456789")
 
@@ -330,6 +330,6 @@ def write_example(domain: Domain, rng: random.Random, reserved: frozenset) -> tu
     drafts, answers = ([sample_answer(request, rng) for _ in range(size)] for _ in range(2))
     form = rng.choices(list(FORMS), weights=list(FORMS.values()))[0]
     if form in ("coordinator", "single"):
-        return prompt_forms(team, task, drafts)[form], team.join(answers)
+        return prompt_forms(team, task, drafts)[form](), team.join(answers)
     agent = rng.randrange(size)
-    return prompt_forms(team, task, drafts)[f"{form} {agent}"], answers[agent]
+    return prompt_forms(team, task, drafts)[f"{form} {agent}"](), answers[agent]

@@ -9,8 +9,9 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -65,20 +66,21 @@ def language(domain: str) -> ModuleType:
 # Corpus --------------------------------------------------------------------------------------------------------------
 
 
-def prompt_forms(domain: Domain, task: Task, drafts: Sequence[str]) -> dict[str, str]:
-    """Every prompt that an experiment may write for a task, by form and agent, in the domain's own words.
+def prompt_forms(domain: Domain, task: Task, drafts: Sequence[str]) -> dict[str, Callable[[], str]]:
+    """What writes each prompt of a task that an experiment may use, by form and agent, in the domain's own words.
+
+    The corpus shows one form of every task, and writing the others would take most of the time of its examples.
 
     Args:
         domain: the domain, with the team that answers.
         task: a pocket task.
         drafts: one earlier answer per agent, shown by the sequential and the discussion form.
     """
-    discussion = domain.discussion_prompts(task, drafts)
-    forms = {"coordinator": domain.coordinator_prompt(task), "single": domain.single_prompt(task)}
-    for agent, prompt in enumerate(domain.prompts(task)):
-        forms[f"agent {agent}"] = prompt
-        forms[f"sequential {agent}"] = domain.sequential_prompt(agent, task, drafts[:agent])
-        forms[f"discussion {agent}"] = discussion[agent]
+    forms = {"coordinator": partial(domain.coordinator_prompt, task), "single": partial(domain.single_prompt, task)}
+    for agent in range(domain.num_agents):
+        forms[f"agent {agent}"] = lambda agent=agent: domain.prompts(task)[agent]
+        forms[f"sequential {agent}"] = partial(domain.sequential_prompt, agent, task, drafts[:agent])
+        forms[f"discussion {agent}"] = lambda agent=agent: domain.discussion_prompts(task, drafts)[agent]
     return forms
 
 

@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from mapl_core.domains.base import Domain, Task, Turn
 from mapl_core.pocket.common import prompt_forms
@@ -278,19 +279,25 @@ def vocabulary_texts(domain: Domain) -> Iterator[str]:
         yield "\n    ".join(best)
         alone, broken = (write_function(ENTRY_POINT, parameters, text) for text in (puzzle.solution, "("))
         for drafts in (best, ("", broken)):
-            yield from all_prompt_forms(team, task, drafts).values()
+            yield from (write() for write in all_prompt_forms(team, task, drafts).values())
         for drafts in ((best[0], ""), ("", best[1]), ("", alone), (best[0], alone)):
             yield team.feedback(drafts, task)
 
 
-def all_prompt_forms(domain: Domain, task: Task, drafts: Sequence[str]) -> dict[str, str]:
-    """The prompts that every domain has, and those of CoopHE alone: main only, and the second turn's."""
-    history = (Turn(tuple(drafts), domain.reward(drafts, task)),)
+def all_prompt_forms(domain: Domain, task: Task, drafts: Sequence[str]) -> dict[str, Callable[[], str]]:
+    """What writes the prompts that every domain has, and those of CoopHE alone: main only, and the second turn's."""
+
+    def history() -> tuple[Turn, ...]:
+        return (Turn(tuple(drafts), domain.reward(drafts, task)),)
+
     return {
         **prompt_forms(domain, task, drafts),
-        "main only 1": domain.main_only_prompt(task),
-        "coordinator's revision": domain.coordinator_prompt(task, history),
-        **{f"revision {agent}": prompt for agent, prompt in enumerate(domain.prompts(task, history))},
+        "main only 1": partial(domain.main_only_prompt, task),
+        "coordinator's revision": lambda: domain.coordinator_prompt(task, history()),
+        **{
+            f"revision {agent}": lambda agent=agent: domain.prompts(task, history())[agent]
+            for agent in range(domain.num_agents)
+        },
     }
 
 
@@ -306,9 +313,9 @@ def write_example(domain: Domain, rng: random.Random, reserved: frozenset[Puzzle
     form = rng.choices(list(FORMS), weights=list(FORMS.values()))[0]
     prompts = all_prompt_forms(_team(domain), task, drafts)
     if form in prompts:
-        return prompts[form], domain.join(answers)
+        return prompts[form](), domain.join(answers)
     agent = 1 if form == "main only" else rng.randrange(2)
-    return prompts[f"{form} {agent}"], answers[agent]
+    return prompts[f"{form} {agent}"](), answers[agent]
 
 
 def _team(domain: Domain) -> Domain:

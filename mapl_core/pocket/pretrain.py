@@ -30,6 +30,7 @@ class Recipe:
         vector_rate: peak learning rate of AdamW, for embeddings and norms.
         warmup: steps of a linear warm-up; a cosine down to a twentieth follows.
         seed: of the initial weights and of the corpus.
+        copies_at_start: begin with attention layers that copy what they look at, see `start_by_copying`.
     """
 
     steps: int
@@ -38,6 +39,7 @@ class Recipe:
     vector_rate: float = 3e-3
     warmup: int = 60
     seed: int = 0
+    copies_at_start: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,26 @@ def build_optimizers(model: PreTrainedModel, recipe: Recipe) -> list[torch.optim
         torch.optim.Muon(matrices, lr=recipe.matrix_rate, momentum=0.95, weight_decay=0.01, adjust_lr_fn="original"),
         torch.optim.AdamW(others, lr=recipe.vector_rate, betas=(0.9, 0.98), weight_decay=0.01),
     ]
+
+
+@torch.no_grad()
+def start_by_copying(model: PreTrainedModel) -> None:
+    """Set the value and output weights of every attention layer so that a head adds what it looks at to the stream.
+
+    The value weights get orthonormal rows, and the output weights of each head are the transpose of its value weights:
+    the product projects on the head's subspace instead of being noise. Where an answer may take *any* of several words
+    of its prompt, a random start stays on a plateau: the probability of a word rises only once attention, values and
+    outputs agree. A travel base of 1x put 0.38 of its probability on the restaurants of its own catalogue after 3000
+    steps from a random start (a guess has a third), and 0.86 after 500 steps from this one. (Mimetic initialisation,
+    Trockman and Kolter 2023, without its query and key part.)
+    """
+    width = model.config.head_dim
+    group = model.config.num_attention_heads // model.config.num_key_value_heads
+    for layer in model.base_model.layers:
+        values, outputs = layer.self_attn.v_proj.weight, layer.self_attn.o_proj.weight
+        torch.nn.init.orthogonal_(values)
+        by_head = values.view(-1, width, values.shape[1]).repeat_interleave(group, dim=0)
+        outputs.copy_(by_head.flatten(0, 1).T)
 
 
 def pretrain(

@@ -346,7 +346,7 @@ def vocabulary_texts(domain: Domain) -> Iterator[str]:
     frames += (UNRELATED_SENTENCES, CLAUSES, SHORT_CLAUSES, UNRELATED_CLAUSES)
     for group in (*SLOTS.values(), *frames, atoms()):
         yield from (re.sub(r"{\w+}", "", text) for text in group)
-    yield from prompt_forms(domain, make_tasks("train", 1)[0], ["", ""]).values()
+    yield from (write() for write in prompt_forms(domain, make_tasks("train", 1)[0], ["", ""]).values())
 
 
 def write_example(domain: Domain, rng: random.Random, reserved: frozenset[tuple[str, ...]]) -> tuple[str, str]:
@@ -360,6 +360,6 @@ def write_example(domain: Domain, rng: random.Random, reserved: frozenset[tuple[
     form = rng.choices(list(FORMS), weights=list(FORMS.values()))[0]
     answers = [sample_answer(agent, slots, rng) for agent in range(domain.num_agents)]
     if form in ("coordinator", "single"):
-        return prompt_forms(domain, task, drafts)[form], domain.join(answers)
+        return prompt_forms(domain, task, drafts)[form](), domain.join(answers)
     agent = rng.randrange(domain.num_agents)
-    return prompt_forms(domain, task, drafts)[f"{form} {agent}"], answers[agent]
+    return prompt_forms(domain, task, drafts)[f"{form} {agent}"](), answers[agent]

@@ -104,15 +104,20 @@ def draw_trip(rng: random.Random, days: int = 3) -> dict[str, Any]:
 
 
 def _draw(rng: random.Random, days: int) -> dict[str, Any]:
-    """A trip with a budget that everything fits, feasible or not."""
+    """A trip with a budget that everything fits, feasible or not. No name comes twice, so that it tells its city."""
     org, *visited = rng.sample(CITIES, 2 if days == 3 else 3)
     stops = [org, *visited, org]
     dates = [(FIRST_DAY + timedelta(days=number)).isoformat() for number in range(days)]
     contents: dict[str, Any] = {}
+    unused = {"attractions": list(ATTRACTIONS), "restaurants": list(RESTAURANTS), "lodgings": list(LODGINGS)}
+
+    def draw_names(kind: str) -> list[str]:
+        names = rng.sample(unused[kind], PER_CITY[kind])
+        unused[kind] = [name for name in unused[kind] if name not in names]
+        return names
+
     for city in visited:
-        contents[f"Attractions in {city}"] = [
-            {"Name": name, "City": city} for name in rng.sample(ATTRACTIONS, PER_CITY["attractions"])
-        ]
+        contents[f"Attractions in {city}"] = [{"Name": name, "City": city} for name in draw_names("attractions")]
         contents[f"Restaurants in {city}"] = [
             {
                 "Name": name,
@@ -120,7 +125,7 @@ def _draw(rng: random.Random, days: int) -> dict[str, Any]:
                 "Cuisines": ", ".join(rng.sample(CUISINES, rng.choice((1, 1, 2)))),
                 "City": city,
             }
-            for name in rng.sample(RESTAURANTS, PER_CITY["restaurants"])
+            for name in draw_names("restaurants")
         ]
         contents[f"Accommodations in {city}"] = [
             {
@@ -132,7 +137,7 @@ def _draw(rng: random.Random, days: int) -> dict[str, Any]:
                 "maximum occupancy": rng.randint(1, 4),
                 "city": city,
             }
-            for name in rng.sample(LODGINGS, PER_CITY["lodgings"])
+            for name in draw_names("lodgings")
         ]
     for number, (start, end) in enumerate(zip(stops, stops[1:], strict=False)):
         day = dates[2 * number]
@@ -225,27 +230,28 @@ def catalogue_words(trip: Trip, owned: Sequence[str]) -> str:
                     for option in options
                 ]
                 parts.append(f"{_city_word(row.start, row.end)} {' '.join(costs)}")
-    if "accommodation" in owned:
-        for lodging in trip.catalogue.lodgings:
-            room = next(word for word, shown in ROOM_TYPES.items() if shown == lodging.room_type)
-            parts.append(
-                f"{entity_word(lodging.name, lodging.city)} {_digits(lodging.price * lodging.rooms(trip.people))} "
-                f"{room} nights {lodging.minimum_nights:g}"
-            )
-    if "lunch" in owned:
-        parts += [
-            f"{entity_word(place.name, place.city)} {_digits(place.cost * trip.people)} "
-            + " ".join(cuisine.lower() for cuisine in place.cuisines)
-            for place in trip.catalogue.restaurants
-        ]
-    if "attraction" in owned:
-        parts += [entity_word(place.name, place.city) for place in trip.catalogue.attractions]
+    for stay in trip.stays:
+        here = _place_words(trip, owned, stay.city)
+        if here:
+            parts.append(f"{stay.city.lower()} : {' ; '.join(here)}")
     return " ; ".join(parts) + " ."
 
 
-def entity_word(name: str, city: str) -> str:
-    """The token of an entity."""
-    return f"{name}_{city}".lower()
+def _place_words(trip: Trip, owned: Sequence[str], city: str) -> list[str]:
+    """Lodgings, restaurants and attractions of a city, as far as they belong to the owned slots."""
+    places = []
+    if "accommodation" in owned:
+        for lodging in trip.catalogue.lodgings:
+            room = next(word for word, shown in ROOM_TYPES.items() if shown == lodging.room_type)
+            cost = _digits(lodging.price * lodging.rooms(trip.people))
+            places.append((lodging, f" {cost} {room} nights {lodging.minimum_nights:g}"))
+    if "lunch" in owned:
+        for place in trip.catalogue.restaurants:
+            cuisines = " ".join(cuisine.lower() for cuisine in place.cuisines)
+            places.append((place, f" {_digits(place.cost * trip.people)} {cuisines}"))
+    if "attraction" in owned:
+        places += [(place, "") for place in trip.catalogue.attractions]
+    return [f"{place.name.lower()}{details}" for place, details in places if place.city == city]
 
 
 def _city_word(start: str, end: str) -> str:
@@ -260,12 +266,6 @@ def _digits(amount: float) -> str:
 # Words of the answers ------------------------------------------------------------------------------------------------
 
 
-def entity_words() -> dict[str, str]:
-    """Token and value of every entity: "acorn_brim" is "Acorn, Brim"."""
-    names = (*RESTAURANTS, *ATTRACTIONS, *LODGINGS)
-    return {entity_word(name, city): f"{name}, {city}" for name in names for city in CITIES}
-
-
 def city_words() -> dict[str, tuple[str, str]]:
     """Token, start and end of every current_city: "brim" is a day of stay, "alba_to_brim" one of travel."""
     return {_city_word(start, end): (start, end) for start in CITIES for end in CITIES}
@@ -275,7 +275,8 @@ def render(text: str | None, agent: int, task: Task, num_agents: int = 2) -> str
     """The text that a large model would have written for a pocket model's words.
 
     Without the token `end` the brackets stay open; values beyond the agent's slots repeat its last slot. A mode of
-    transport is written with the way of the agent's own current_city of that day.
+    transport is written with the way of the agent's own current_city of that day; an entity with the city where the
+    catalogue has it, and with the city of its slot's evening if the catalogue does not have it.
 
     Args:
         text: the decoded words; None or nothing stays as it is.
@@ -293,7 +294,7 @@ def render(text: str | None, agent: int, task: Task, num_agents: int = 2) -> str
         day, name = slots[min(number, len(slots) - 1)]
         if name == "current_city":
             way = CITY_WORDS.get(word)
-        value = _value(word, way, trip.dates[day - 1], trip)
+        value = _value(word, way, day, trip)
         items.append(json.dumps({"day": day, "field": name, "value": value}))
     closing = "]}" if ended else ""
     return f'{{"agent_id": {agent}, "assignments": [{", ".join(items)}{closing}'
@@ -306,7 +307,7 @@ def _until_end(words: Sequence[str]) -> tuple[Sequence[str], bool, Sequence[str]
     return words[:position], True, words[position + 1 :]
 
 
-def _value(word: str, way: tuple[str, str] | None, day: str, trip: Trip) -> str:
+def _value(word: str, way: tuple[str, str] | None, day: int, trip: Trip) -> str:
     if word in (NONE, BLANK):
         return BLANK
     if word in CITY_WORDS:
@@ -317,18 +318,28 @@ def _value(word: str, way: tuple[str, str] | None, day: str, trip: Trip) -> str:
         route = f"from {start} to {end}"
         if word != "fly":
             return f"{MODE_WORDS[word].capitalize()}, {route}"
-        flights = [option for option in trip.catalogue.options(start, end, day) if isinstance(option, Flight)]
+        ways = trip.catalogue.options(start, end, trip.dates[day - 1])
+        flights = [option for option in ways if isinstance(option, Flight)]
         return f"Flight Number: {flights[0].number if flights else 'F0000'}, {route}"
-    return ENTITY_WORDS.get(word, word)
+    if word in ENTITY_WORDS:
+        name = ENTITY_WORDS[word]
+        return f"{name}, {cities_of_places(trip).get(name, trip.scaffold[day - 1].end)}"
+    return word
 
 
-ENTITY_WORDS = entity_words()
+def cities_of_places(trip: Trip) -> dict[str, str]:
+    """The city of every restaurant, attraction and lodging of a pocket trip by its name."""
+    catalogue = trip.catalogue
+    places = (*catalogue.restaurants, *catalogue.attractions, *catalogue.lodgings)
+    return {place.name: place.city for place in places}
+
+
+ENTITY_WORDS = {name.lower(): name for name in (*RESTAURANTS, *ATTRACTIONS, *LODGINGS)}  # token and name
 CITY_WORDS = city_words()
 
 
 def answer_words(plan: Mapping[Slot, str], agent: int, trip: Trip, num_agents: int = 2) -> str:
     """The words of an agent for its slots of an itinerary, with the end."""
-    by_value = {value: word for word, value in ENTITY_WORDS.items()}
     words = []
     for day, name in owned_slots(agent, trip.days, num_agents):
         value = plan.get((day, name), BLANK)
@@ -339,7 +350,7 @@ def answer_words(plan: Mapping[Slot, str], agent: int, trip: Trip, num_agents: i
             mode = "fly" if value.startswith("Flight") else "taxi" if value.startswith("Taxi") else "drive"
             words.append(mode)
         else:
-            words.append(NONE if value == BLANK else by_value[value])
+            words.append(NONE if value == BLANK else value.rpartition(",")[0].lower())
     return " ".join([*words, END])
 
 
@@ -364,9 +375,7 @@ def vocabulary() -> Iterator[str]:
 def copied_words(text: str, task: Task) -> tuple[int, int]:
     """How many different entity words of an answer are in its own task's catalogue, and how many there are in all."""
     mentioned = set(re.findall(r"\w+", text.lower())).intersection(ENTITY_WORDS)
-    trip = read_trip(task.fields)
-    catalogue = (trip.catalogue.restaurants, trip.catalogue.attractions, trip.catalogue.lodgings)
-    own = {entity_word(place.name, place.city) for places in catalogue for place in places}
+    own = {name.lower() for name in cities_of_places(read_trip(task.fields))}
     return len(mentioned & own), len(mentioned)
 
 
@@ -395,7 +404,7 @@ def vocabulary_texts(domain: Domain) -> Iterator[str]:
     """Texts that together hold every word of the language."""
     yield from vocabulary()
     task = make_tasks("train", 1)[0]
-    yield from prompt_forms(domain, task, [""] * domain.num_agents).values()
+    yield from (write() for write in prompt_forms(domain, task, [""] * domain.num_agents).values())
 
 
 def write_example(domain: Domain, rng: random.Random, reserved: frozenset[str]) -> tuple[str, str]:
@@ -417,9 +426,13 @@ def write_example(domain: Domain, rng: random.Random, reserved: frozenset[str]) 
     while trip_key(fields) in reserved:
         fields = draw_trip(rng, days)
     task = Task("travel-pocket-corpus", "pocket", "train", fields)
-    drafts, answers = ([sample_answer(task, agent, rng, size) for agent in range(size)] for _ in range(2))
     form = rng.choices(list(FORMS), weights=list(FORMS.values()))[0]
+
+    def team_answers() -> list[str]:
+        return [sample_answer(task, agent, rng, size) for agent in range(size)]
+
     if form in ("coordinator", "single"):
-        return prompt_forms(team, task, drafts)[form], team.join(answers)
+        return prompt_forms(team, task, ())[form](), team.join(team_answers())
     agent = rng.randrange(size)
-    return prompt_forms(team, task, drafts)[f"{form} {agent}"], answers[agent]
+    drafts = team_answers() if form in ("sequential", "discussion") else ()
+    return prompt_forms(team, task, drafts)[f"{form} {agent}"](), sample_answer(task, agent, rng, size)

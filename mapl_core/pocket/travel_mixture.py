@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from mapl_core.domains.base import Task
 from mapl_core.domains.travel_solver import eligible_lodgings, split_budget, value_of
-from mapl_core.pocket.travel import CITIES, END, NONE, answer_words, entity_word
+from mapl_core.pocket.travel import ATTRACTIONS, END, LODGINGS, NONE, RESTAURANTS, answer_words
 from mapl_core.rewards.travel_actions import TEAMS, Slot, owned_slots
 from mapl_core.rewards.travel_catalogue import SELF_DRIVING
 from mapl_core.rewards.travel_text import canonical, canonical_city
@@ -35,12 +35,8 @@ def scripted_answer(task: Task, agent: int, mode: str, rng: random.Random, num_a
     """One scripted answer of one agent in a mode of `MODES`."""
     trip, owned = read_trip(task.fields), TEAMS[num_agents][agent]
     cap = split_budget(trip, num_agents).caps[agent]
-    plans = role_plans(trip, owned)
-    within = [plan for plan in plans if plan[0] <= cap and serves_cuisines(plan[1], trip, owned)]
-    if mode == "dear":
-        dear = [plan for plan in plans if plan[0] > cap]
-        within = dear or [plan for plan in plans if plan[0] == max(cost for cost, _ in plans)]
-    words = answer_words(rng.choice(within or plans)[1], agent, trip, num_agents).split()[:-1]
+    plan = _choose_plan(trip, owned, cap, rng, dear=mode == "dear")
+    words = answer_words(plan, agent, trip, num_agents).split()[:-1]
     slots = owned_slots(agent, trip.days, num_agents)
     entities = [
         number
@@ -66,6 +62,29 @@ def scripted_answer(task: Task, agent: int, mode: str, rng: random.Random, num_a
 
 def role_plans(trip: Trip, owned: Sequence[str]) -> list[RolePlan]:
     """All complete choices for a role's required slots, with their cost; pocket trips are small enough to list them."""
+    return [_joined(parts) for parts in itertools.product(*_role_choices(trip, owned))]
+
+
+def _choose_plan(trip: Trip, owned: Sequence[str], cap: float, rng: random.Random, *, dear: bool) -> dict[Slot, str]:
+    """Any plan of a role within its cap that serves the cuisines asked for, or (`dear`) any beyond the cap.
+
+    Where there is no plan within the cap, any; where none is beyond it, one of the dearest. Plans are joined from their
+    parts only when chosen: a trip of five days has thousands.
+    """
+    plans = list(itertools.product(*_role_choices(trip, owned)))
+    costs = [sum(cost for cost, _ in parts) for parts in plans]
+    if dear:
+        floor = cap if max(costs) > cap else max(costs) - 1e-9
+        kept = [parts for parts, cost in zip(plans, costs, strict=True) if cost > floor]
+    else:
+        kept = [parts for parts, cost in zip(plans, costs, strict=True) if cost <= cap]
+        if trip.cuisines:
+            kept = [parts for parts in kept if serves_cuisines(_joined(parts)[1], trip, owned)]
+    return _joined(rng.choice(kept or plans))[1]
+
+
+def _role_choices(trip: Trip, owned: Sequence[str]) -> list[list[RolePlan]]:
+    """The choices of a role, independent of each other: the way there and back, each stay, each day's meals, sights."""
     groups: list[list[RolePlan]] = []
     if "transportation" in owned:
         groups.append(_transport_plans(trip))
@@ -92,7 +111,7 @@ def role_plans(trip: Trip, owned: Sequence[str]) -> list[RolePlan]:
                     if canonical_city(place.city) == row.keys[1]
                 ]
             )
-    return [_joined(parts) for parts in itertools.product(*groups)]
+    return groups
 
 
 def serves_cuisines(plan: dict[Slot, str], trip: Trip, owned: Sequence[str]) -> bool:
@@ -142,15 +161,15 @@ def _joined(parts: Iterable[RolePlan]) -> RolePlan:
 
 
 def _wrong_word(word: str, name: str, trip: Trip, rng: random.Random) -> str:
-    """An entity of another kind of the same trip, or the same name in a city where the trip does not go."""
-    if rng.random() < 0.5:
-        others = [city for city in CITIES if canonical_city(city) not in trip.known_cities]
-        return f"{word.partition('_')[0]}_{rng.choice(others)}".lower()
+    """An entity of another kind of the same trip, or one of the right kind that the city does not have."""
     kinds = {
-        "restaurant": trip.catalogue.restaurants,
-        "attraction": trip.catalogue.attractions,
-        "accommodation": trip.catalogue.lodgings,
+        "restaurant": (trip.catalogue.restaurants, RESTAURANTS),
+        "attraction": (trip.catalogue.attractions, ATTRACTIONS),
+        "accommodation": (trip.catalogue.lodgings, LODGINGS),
     }
-    kinds.pop("restaurant" if name in MEALS else name)
-    place = rng.choice([place for places in kinds.values() for place in places])
-    return entity_word(place.name, place.city)
+    own, names = kinds.pop("restaurant" if name in MEALS else name)
+    if rng.random() < 0.5:
+        city = next(place.city for place in own if place.name.lower() == word)
+        here = {place.name for place in own if place.city == city}
+        return rng.choice([other for other in names if other not in here]).lower()
+    return rng.choice([place for places, _ in kinds.values() for place in places]).name.lower()

@@ -1,7 +1,7 @@
 """Claims about running notebooks: each works alone, headless, offline; the job notebook survives a kill.
 
 The smallest of them belong to `./reproduce.sh test`: every notebook from its first cell to its last, on small numbers;
-the notebooks of three domains as jobs that are killed and resumed.
+the notebooks of all domains as jobs that are killed and resumed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
-from transformers import Qwen3ForCausalLM
 
 from mapl_core.grid import DOMAIN_NOTEBOOKS
-from mapl_core.pocket.common import WEIGHTS, domain_tokenizer, model_config
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
@@ -47,12 +44,10 @@ SMALL: dict[str, dict[str, Any]] = {
         "OVERRIDES": {"eval_samples": 2, "buffer_size": 8},
     },
     "04_madpo": {"TRAIN_TASKS": 4, "EVAL_TASKS": 2, "ITERATIONS": 1, "OVERRIDES": {"eval_samples": 2}},
-    # Without shipped weights it runs on `untrained_base`: all answers may earn the same, and MADPO find no pairs.
-    "08_travel": {"METHOD": "magrpo", "LOOK_TASKS": 2, "LOOK_SAMPLES": 2, "OVERRIDES": FEW},
     "09_baselines": {"LOOK_TASKS": 2, "LOOK_SAMPLES": 2, "OVERRIDES": FEW},
     "11_tables_and_figures": {},
 }
-JOBS = ("tldr", "coophe", "bfcl")  # domains whose notebook runs as a small job further down
+JOBS = ("tldr", "coophe", "bfcl", "travel")  # domains whose notebook runs as a small job further down
 
 
 def run_notebook(notebook: Path, folder: Path, *parameters: str) -> subprocess.CompletedProcess:
@@ -139,16 +134,6 @@ def test_save1_a_pocket_job_killed_in_the_middle_ends_with_the_numbers_of_an_und
     assert "1 done, 0 to run" in outcome(start_runner(killed, *request))
 
 
-def untrained_base(domain: str, folder: Path) -> str:
-    """A stand-in for a pocket model that is built on first use: the words of its domain, and random weights."""
-    tokenizer = domain_tokenizer(domain)
-    with torch.random.fork_rng(devices=[]):  # initial weights come from the global generator
-        torch.manual_seed(0)
-        Qwen3ForCausalLM(model_config("1x", tokenizer)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
 def test_every_notebook_has_small_numbers_or_is_run_as_a_small_job():
     jobs = [Path(DOMAIN_NOTEBOOKS[domain]).stem for domain in JOBS]
     assert sorted([*SMALL, *jobs]) == [notebook.stem for notebook in NOTEBOOKS]
@@ -158,12 +143,8 @@ def test_every_notebook_has_small_numbers_or_is_run_as_a_small_job():
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", SMALL)
 def test_nb8_each_notebook_runs_from_its_first_cell_to_its_last_on_small_numbers(name: str, tmp_path: Path):
-    values = SMALL[name]
-    domain = {Path(file).stem: domain for domain, file in DOMAIN_NOTEBOOKS.items()}.get(name)
-    if domain and not (WEIGHTS / f"{domain}-1x").is_dir():
-        base = untrained_base(domain, tmp_path / "base")
-        values = values | {"OVERRIDES": values["OVERRIDES"] | {"agent_models": [base]}}
-    done = run_notebook(ROOT / "notebooks" / f"{name}.ipynb", tmp_path / "empty folder", "-y", yaml.safe_dump(values))
+    values = yaml.safe_dump(SMALL[name])
+    done = run_notebook(ROOT / "notebooks" / f"{name}.ipynb", tmp_path / "empty folder", "-y", values)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -157,7 +157,8 @@ def test_the_vocabulary_is_small(tokenizer):
 def test_every_prompt_is_in_the_vocabulary_and_an_agents_prompt_has_at_most_70_tokens(tokenizer, roles, agents):
     domain = get_domain("bfcl", num_agents=agents, roles=roles)
     for task in EVERY_TASK[agents::4]:
-        for form, prompt in prompt_forms(domain, task, best_answers(task, agents)).items():
+        for form, write in prompt_forms(domain, task, best_answers(task, agents)).items():
+            prompt = write()
             ids = tokenizer(prompt).input_ids
             assert tokenizer.unk_token_id not in ids, (form, prompt)
             assert len(ids) <= 70 or not form.startswith("agent"), (form, prompt)

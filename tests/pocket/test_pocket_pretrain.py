@@ -14,7 +14,15 @@ from mapl_core.pocket import build as pocket_build
 from mapl_core.pocket import common
 from mapl_core.pocket.build import corpus, fingerprint, train_base
 from mapl_core.pocket.common import Shape, domain_tokenizer, model_config, model_path
-from mapl_core.pocket.pretrain import Example, Recipe, batches, learning_rate_factor, pretrain, response_loss
+from mapl_core.pocket.pretrain import (
+    Example,
+    Recipe,
+    batches,
+    learning_rate_factor,
+    pretrain,
+    response_loss,
+    start_by_copying,
+)
 
 TINY = Shape(hidden=64, layers=2, heads=2, kv_heads=1, feed_forward=128)
 
@@ -48,6 +56,30 @@ def test_the_same_recipe_gives_the_same_base(tiny):
     assert first[2] == second[2]
     other = train_base("tldr", "1x", Recipe(steps=3, batch=4, seed=1), progress=False)
     assert other[2] != first[2]
+
+
+def test_a_copying_start_makes_every_head_a_projection_on_its_own_values(tiny, tokenizer):
+    """Reference: a layer that looks at one token only adds that token's projection, once for each of its heads."""
+    model = tiny_model(tokenizer)
+    start_by_copying(model)
+    attention, config = model.base_model.layers[1].self_attn, model.config
+    values, outputs = attention.v_proj.weight, attention.o_proj.weight
+    assert_close(values @ values.T, torch.eye(len(values)))
+    heads = config.num_attention_heads
+    hidden = torch.randn(1, 1, config.hidden_size, generator=torch.Generator().manual_seed(0))
+    angles = model.base_model.rotary_emb(hidden, torch.zeros(1, 1, dtype=torch.long))
+    added = attention(hidden, position_embeddings=angles, attention_mask=None)[0]
+    assert_close(added, heads * hidden @ values.T @ values)  # one group of values here, read by every head
+    product = sum(outputs[:, head * 32 : head * 32 + 32] @ values for head in range(heads))
+    assert_close(product @ product, heads * product)  # a projection, `heads` times
+
+
+def test_a_recipe_that_starts_by_copying_starts_elsewhere(tiny):
+    losses = [
+        train_base("tldr", "1x", Recipe(steps=1, batch=4, copies_at_start=copies), progress=False)[2]
+        for copies in (False, True)
+    ]
+    assert losses[0] != losses[1]
 
 
 def test_the_loss_is_the_mean_over_response_tokens_of_both_examples(tiny, tokenizer):

@@ -87,8 +87,8 @@ def test_no_prompt_form_has_an_unknown_token(tokenizer, form):
         drafts = [tldr.sample_answer(agent, tldr.draw_slots(rng), rng) for agent in (0, 1)]
         prompts = prompt_forms(domain, task, drafts)
         assert len(prompts) == 8
-        for name, prompt in prompts.items():
-            assert tokenizer.unk_token_id not in encode_prompt(tokenizer, prompt, form), (name, prompt)
+        for name, write in prompts.items():
+            assert tokenizer.unk_token_id not in encode_prompt(tokenizer, write(), form), (name, write())
 
 
 def test_tok2_the_chat_template_opens_the_answer_and_adds_no_beginning_token(tokenizer):

@@ -14,12 +14,13 @@ from mapl_core.domains.travel_solver import cheapest_plan, plan_values
 from mapl_core.pocket.travel import (
     CUISINES,
     END,
-    ENTITY_WORDS,
     MARGINS,
     NONE,
     PRICES,
+    RESTAURANTS,
     answer_words,
     best_answers,
+    cities_of_places,
     draw_trip,
     make_tasks,
     render,
@@ -164,17 +165,18 @@ def test_prompts_show_party_costs_and_only_the_agents_own_catalogue():
         logistics, activities = get_domain("travel").prompts(task)
         lodging, restaurant = trip.catalogue.lodgings[0], trip.catalogue.restaurants[0]
         cost = " ".join(str(round(lodging.price * -(-trip.people // lodging.occupancy))))
-        assert f"{lodging.name}_{lodging.city} ".lower() + cost in logistics
-        assert f"{lodging.name}_{lodging.city}".lower() not in activities.split()
+        assert f"{lodging.name.lower()} {cost} " in logistics
+        assert lodging.name.lower() not in activities.split()
         meal = " ".join(str(round(restaurant.cost * trip.people)))
-        assert f"{restaurant.name}_{restaurant.city} ".lower() + meal in activities
-        assert f"{restaurant.name}_{restaurant.city}".lower() not in logistics.split()
+        assert f"{restaurant.name.lower()} {meal} " in activities
+        assert restaurant.name.lower() not in logistics.split()
 
 
 # Rendering -----------------------------------------------------------------------------------------------------------
 
 TRIP = ALL["train", 3][0]
 WORDS = [answer.split() for answer in best_answers(TRIP)]
+STAY = TRIP.fields["dest"]
 
 
 def test_without_the_end_the_brackets_stay_open():
@@ -188,7 +190,7 @@ def test_without_the_end_the_brackets_stay_open():
 def test_surplus_values_repeat_the_last_slot_and_words_after_the_end_do_not_count():
     surplus = json.loads(render(" ".join([*WORDS[0][:-1], NONE, NONE, END]), 0, TRIP))["assignments"]
     assert len(surplus) == 11 and [(item["day"], item["field"]) for item in surplus[8:]] == [(3, "accommodation")] * 3
-    assert render(" ".join([*WORDS[0], "acorn_brim"]), 0, TRIP) == render(" ".join(WORDS[0]), 0, TRIP)
+    assert render(" ".join([*WORDS[0], "acorn"]), 0, TRIP) == render(" ".join(WORDS[0]), 0, TRIP)
 
 
 def test_too_few_values_leave_slots_out():
@@ -204,9 +206,9 @@ def test_nothing_stays_nothing(text):
 @pytest.mark.parametrize(
     ("words", "values"),
     [
-        (["alba_to_brim", "drive", "den_brim"], ["from Alba to Brim", "Self-driving, from Alba to Brim", "Den, Brim"]),
+        (["alba_to_brim", "drive", "den"], ["from Alba to Brim", "Self-driving, from Alba to Brim", f"Den, {STAY}"]),
         (["alba_to_brim", "taxi", NONE], ["from Alba to Brim", "Taxi, from Alba to Brim", "-"]),
-        (["brim", "-", "acorn_brim"], ["Brim", "-", "Acorn, Brim"]),
+        (["brim", "-", "acorn"], ["Brim", "-", f"Acorn, {STAY}"]),
         (["fly", "fly", "brim"], ["fly", "fly", "Brim"]),
         (["hull_to_alba", "fly", "what"], ["from Hull to Alba", "Flight Number: F0000, from Hull to Alba", "what"]),
         (["Alba_to_Brim", "Drive", '"'], ["from Alba to Brim", "Self-driving, from Alba to Brim", '"']),
@@ -216,6 +218,25 @@ def test_each_word_becomes_the_value_that_a_large_model_would_write(words, value
     own = replace(TRIP, fields={**TRIP.fields})
     rendered = json.loads(render(" ".join([*words, END]), 0, own))
     assert [item["value"] for item in rendered["assignments"]] == values
+
+
+def test_an_entity_is_written_with_its_own_city_and_one_that_the_trip_lacks_with_that_of_the_evening():
+    task = ALL["train", 5][0]
+    trip = read_trip(task.fields)
+    first, second = (row.end for row in trip.scaffold if not row.moves)
+    cities = cities_of_places(trip)
+    there = next(place.name for place in trip.catalogue.restaurants if place.city == second)
+    missing = next(name for name in RESTAURANTS if name not in cities)
+    slots = owned_slots(1, trip.days)
+    words = [{(2, "lunch"): there.lower(), (4, "lunch"): missing.lower()}.get(slot, NONE) for slot in slots]
+    items = json.loads(render(" ".join([*words, END]), 1, task))["assignments"]
+    values = {(item["day"], item["field"]): item["value"] for item in items}
+    assert first != second
+    assert values[2, "lunch"] == f"{there}, {second}"
+    assert values[4, "lunch"] == f"{missing}, {second}"
+    kinds = (trip.catalogue.restaurants, trip.catalogue.attractions, trip.catalogue.lodgings)
+    names = [place.name for places in kinds for place in places]
+    assert len(names) == len(set(names)) == len(cities) == 20
 
 
 def test_a_flight_of_the_trip_is_written_with_its_number():
@@ -256,9 +277,8 @@ def failures(answers, task):
 def test_each_single_corruption_of_any_trip_lowers_the_reward_and_fails_exactly_its_checks(kind):
     for task in TASKS[::3]:
         trip = read_trip(task.fields)
-        entities = {value: word for word, value in ENTITY_WORDS.items()}
-        breakfast = entities[plan_values(cheapest_plan(trip), trip)[2, "breakfast"]]
-        sight = entities[plan_values(cheapest_plan(trip), trip)[2, "attraction"]]
+        plan = plan_values(cheapest_plan(trip), trip)
+        breakfast, sight = (plan[2, name].split(",")[0].lower() for name in ("breakfast", "attraction"))
         change, expected = {
             "wrong city": ({"current_city_2": trip.org.lower()}, {"reasonable_route", "budget"}),
             "repeated restaurant": ({"lunch_2": breakfast}, {"restaurant_diversity"}),

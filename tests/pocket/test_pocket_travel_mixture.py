@@ -19,6 +19,7 @@ from mapl_core.pocket.travel import (
     TEAM_SIZES,
     TRIP_DAYS,
     best_answers,
+    cities_of_places,
     copied_words,
     draw_trip,
     make_tasks,
@@ -146,6 +147,6 @@ def test_the_oracle_judges_the_decoded_tokens_of_an_answer_like_the_answer():
 
 def test_copied_words_counts_the_entities_of_the_own_catalogue():
     task = make_tasks("eval", 1)[0]
-    word = next(word for word in best_answers(task)[1].split() if "_" in word and "_to_" not in word)
-    foreign = next(w for w in ENTITY_WORDS if w.rsplit("_")[1] != word.rsplit("_")[1])
+    word = next(word for word in best_answers(task)[1].split() if word in ENTITY_WORDS)
+    foreign = next(w for w, name in ENTITY_WORDS.items() if name not in cities_of_places(read_trip(task.fields)))
     assert copied_words(f"{word} none {foreign} end", task) == (1, 2)
