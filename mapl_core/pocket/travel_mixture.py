@@ -60,18 +60,13 @@ def scripted_answer(task: Task, agent: int, mode: str, rng: random.Random, num_a
     return " ".join([*words, END])
 
 
-def role_plans(trip: Trip, owned: Sequence[str]) -> list[RolePlan]:
-    """All complete choices for a role's required slots, with their cost; pocket trips are small enough to list them."""
-    return [_joined(parts) for parts in itertools.product(*_role_choices(trip, owned))]
-
-
 def _choose_plan(trip: Trip, owned: Sequence[str], cap: float, rng: random.Random, *, dear: bool) -> dict[Slot, str]:
     """Any plan of a role within its cap that serves the cuisines asked for, or (`dear`) any beyond the cap.
 
     Where there is no plan within the cap, any; where none is beyond it, one of the dearest. Plans are joined from their
     parts only when chosen: a trip of five days has thousands.
     """
-    plans = list(itertools.product(*_role_choices(trip, owned)))
+    plans = list(itertools.product(*role_choices(trip, owned)))
     costs = [sum(cost for cost, _ in parts) for parts in plans]
     if dear:
         floor = cap if max(costs) > cap else max(costs) - 1e-9
@@ -79,11 +74,11 @@ def _choose_plan(trip: Trip, owned: Sequence[str], cap: float, rng: random.Rando
     else:
         kept = [parts for parts, cost in zip(plans, costs, strict=True) if cost <= cap]
         if trip.cuisines:
-            kept = [parts for parts in kept if serves_cuisines(_joined(parts)[1], trip, owned)]
-    return _joined(rng.choice(kept or plans))[1]
+            kept = [parts for parts in kept if serves_cuisines(_values(parts), trip, owned)]
+    return _values(rng.choice(kept or plans))
 
 
-def _role_choices(trip: Trip, owned: Sequence[str]) -> list[list[RolePlan]]:
+def role_choices(trip: Trip, owned: Sequence[str]) -> list[list[RolePlan]]:
     """The choices of a role, independent of each other: the way there and back, each stay, each day's meals, sights."""
     groups: list[list[RolePlan]] = []
     if "transportation" in owned:
@@ -155,9 +150,8 @@ def _stay_plans(trip: Trip, number: int) -> list[RolePlan]:
     ]
 
 
-def _joined(parts: Iterable[RolePlan]) -> RolePlan:
-    parts = list(parts)
-    return sum(cost for cost, _ in parts), {slot: value for _, values in parts for slot, value in values.items()}
+def _values(parts: Iterable[RolePlan]) -> dict[Slot, str]:
+    return {slot: value for _, values in parts for slot, value in values.items()}
 
 
 def _wrong_word(word: str, name: str, trip: Trip, rng: random.Random) -> str:

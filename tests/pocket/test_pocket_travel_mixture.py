@@ -27,7 +27,7 @@ from mapl_core.pocket.travel import (
     vocabulary,
     write_example,
 )
-from mapl_core.pocket.travel_mixture import MODES, MOST_SURPLUS, role_plans, sample_answer, scripted_answer
+from mapl_core.pocket.travel_mixture import MODES, MOST_SURPLUS, role_choices, sample_answer, scripted_answer
 from mapl_core.rewards.travel_actions import TEAMS, owned_slots
 from mapl_core.rewards.travel_trip import read_trip
 
@@ -55,7 +55,7 @@ def test_dear_answers_are_complete_and_beyond_the_cap_where_the_trip_allows_it(a
         trip = read_trip(task.fields)
         outcome, _ = answered(task, agent, "dear")
         assert outcome.all_strict and outcome.evaluation.grounding == 1
-        dearest = max(cost for cost, _ in role_plans(trip, TEAMS[2][agent]))
+        dearest = sum(max(cost for cost, _ in choices) for choices in role_choices(trip, TEAMS[2][agent]))
         beyond += dearest > split_budget(trip).caps[agent]
     assert beyond > len(TASKS) / 2
 

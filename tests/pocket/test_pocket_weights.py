@@ -19,8 +19,8 @@ SHIPPED = sorted(folder.name for folder in WEIGHTS.iterdir())  # <domain>-<size>
 every = pytest.mark.parametrize("name", SHIPPED)
 # Share of the copied words that are the own task's; in CoopHE's scripted answers 0.78 are, the other inner steps are
 # wrong on purpose. In BFCL's 0.945 are; models of this size copy 0.83 to 0.88 of its values at temperature 1, and all
-# of them at 0.7.
-COPIED = {"tldr": 0.95, "coophe": 0.75, "bfcl": 0.8}
+# of them at 0.7. In Travel's 0.97 are; here they copy 0.86 to 0.93, and all at 0.7.
+COPIED = {"tldr": 0.95, "coophe": 0.75, "bfcl": 0.8, "travel": 0.85}
 
 
 def loaded(name: str):
