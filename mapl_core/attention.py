@@ -141,6 +141,30 @@ def rounds_products() -> bool:
     return torch.get_float32_matmul_precision() != "highest"
 
 
+def keep_positions_exact(model: nn.Module) -> None:
+    """Compute the angles of a Transformers model's rotary embedding from unrounded positions, whatever is rounded else.
+
+    It multiplies positions by frequencies as matrices, so a device that rounds the factors of products rounds the
+    positions: "medium" keeps every position up to 256 and then one in two, TF32 every one up to 2048
+    (huggingface/transformers issue 48428). Tokens beyond are then read as if they stood elsewhere, and the sampler,
+    which computes its own angles, would disagree with the log-probabilities by tenths of a nat a token.
+    To be called once for a model.
+    """
+    for module in model.modules():
+        if hasattr(module, "inv_freq"):
+            module.register_forward_pre_hook(_round_nothing)
+            module.register_forward_hook(_round_as_before, always_call=True)
+
+
+def _round_nothing(module: nn.Module, arguments: tuple) -> None:
+    module.precision_outside = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+
+
+def _round_as_before(module: nn.Module, arguments: tuple, output: object) -> None:
+    torch.set_float32_matmul_precision(module.precision_outside)
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scaling: float | None) -> Tensor:
     """Attention of grouped heads.
 

@@ -37,6 +37,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from mapl_core import smollm2
+from mapl_core.attention import keep_positions_exact
 from mapl_core.model_names import HUB_NAME, check_loader, check_model_folder, check_model_name, pocket_parts
 from mapl_core.results import write_atomically
 
@@ -217,6 +218,7 @@ def _from_pretrained(
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     reconcile_special_tokens(tokenizer, model, name)
+    keep_positions_exact(model)
     return model.eval(), tokenizer
 
 

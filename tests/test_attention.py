@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from mapl_core import attention
 from mapl_core.adapters import AdaptedModel
 from mapl_core.attention import SHARED_PROMPTS, Packing, shared_prompt_attention
+from mapl_core.models import load_model
 from mapl_core.scoring import response_logprobs
 
 # A prompt of 3 with responses of 1 and 4, a prompt of 1 with one response of 2, a prompt of 2 without any.
@@ -120,3 +121,31 @@ def test_an_attention_that_does_not_read_the_packing_cannot_pass_unnoticed(tiny_
     kind = type(adapted)
     adapted.__class__ = type("Mistaken", (kind,), {"shares_prompts": True})
     assert response_logprobs(adapted, None, items, max_tokens=64).isnan().all()
+
+
+@pytest.mark.parametrize("precision", ["medium", "high", "highest"])
+def test_positions_stay_exact_whatever_products_may_round(precision):
+    """At 257 a product of bfloat16 factors would read 256 or 258; a device that rounds nothing passes without a hook."""
+    before = torch.get_float32_matmul_precision()
+    loaded = load_model("pocket:tldr:1x")
+    ids = torch.randint(10, 200, (2, 600), generator=torch.Generator().manual_seed(0))
+    logits = {}
+    try:
+        for setting in ("highest", precision):
+            torch.set_float32_matmul_precision(setting)
+            with torch.no_grad():
+                logits[setting] = loaded.model(ids).logits.log_softmax(-1)
+            assert torch.get_float32_matmul_precision() == setting  # as it was before
+        rotary = loaded.model.base_model.rotary_emb
+        positions = torch.arange(900)[None].expand(2, -1)
+        cosines, _ = rotary(torch.zeros(2, 1, 192), positions)
+        angles = positions[0, :, None].double() * rotary.inv_freq.double()
+        with pytest.raises(TypeError):
+            rotary()
+        assert torch.get_float32_matmul_precision() == precision  # after an error, too
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert_close(cosines[0].double(), torch.cat([angles, angles], -1).cos(), rtol=0, atol=1e-3)
+    exact, rounded = logits["highest"], logits[precision]
+    divergence = (exact.exp() * (exact - rounded)).sum(-1)
+    assert divergence[:, 256:].mean() < 3 * divergence[:, :256].mean() + 1e-6  # no worse where positions would round
