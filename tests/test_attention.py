@@ -125,7 +125,7 @@ def test_an_attention_that_does_not_read_the_packing_cannot_pass_unnoticed(tiny_
 
 @pytest.mark.parametrize("precision", ["medium", "high", "highest"])
 def test_positions_stay_exact_whatever_products_may_round(precision):
-    """At 257 a product of bfloat16 factors would read 256 or 258; a device that rounds nothing passes without a hook."""
+    """A product of bfloat16 factors would read 257 as 256; a device that rounds nothing passes without a hook."""
     before = torch.get_float32_matmul_precision()
     loaded = load_model("pocket:tldr:1x")
     ids = torch.randint(10, 200, (2, 600), generator=torch.Generator().manual_seed(0))
