@@ -33,7 +33,7 @@
 #
 # | machine | minutes | memory | date |
 # |---|---|---|---|
-# | 2 CPU cores | not measured | not measured | - |
+# | 2 CPU cores | 0.7 | 0.8 GiB | 2026-11-30 |
 
 # %%
 import os
