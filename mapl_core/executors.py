@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from mapl_core import jobs
+from mapl_core import jobs, warm
 from mapl_core.grid import DAY_MINUTES, ROOT, SlurmOptions, UsageError
 from mapl_core.plan import Plan, PlannedJob
 
@@ -66,17 +66,17 @@ def make_executor(plan: Plan, slurm: SlurmOptions | None) -> Executor:
     return SlurmExecutor(plan, slurm) if slurm else LocalExecutor(plan)
 
 
-def begin(planned: PlannedJob, threads: int, gpu: str = "") -> subprocess.Popen:
+def begin(planned: PlannedJob, threads: int, gpu: str = "", is_warm: bool = False) -> subprocess.Popen | warm.Child:
     """Start a job: from its checkpoint where one is, from nothing where its results are damaged or not wanted.
 
     Args:
         planned: the job.
         threads: of its numerical libraries.
-        gpu: id of the only GPU that it may see; empty: it sees what this process sees.
+        gpu, is_warm: as for `jobs.start`.
     """
     if planned.afresh:
         shutil.rmtree(planned.folder, ignore_errors=True)
-    return jobs.start(planned.notebook, planned.folder, planned.parameters, threads, DAY_MINUTES, gpu)
+    return jobs.start(planned.notebook, planned.folder, planned.parameters, threads, DAY_MINUTES, gpu, is_warm)
 
 
 class LocalExecutor:
@@ -86,8 +86,10 @@ class LocalExecutor:
 
     def __init__(self, plan: Plan):
         self._workers, self._threads, self._gpus = plan.workers, plan.threads, plan.gpus
+        # The jobs that can begin at once would wait for the first imports either way.
+        self._is_warm = warm.can_start_warm(plan.gpus) and len(plan.to_run) > plan.workers
         self._waiting: list[PlannedJob] = []
-        self._running: dict[PlannedJob, subprocess.Popen] = {}
+        self._running: dict[PlannedJob, subprocess.Popen | warm.Child] = {}
         self._gpu_of: dict[PlannedJob, str] = {}
         self._unstarted: list[Ended] = []
 
@@ -100,7 +102,7 @@ class LocalExecutor:
             planned = self._waiting.pop(0)
             try:
                 gpu = self._least_busy_gpu()
-                self._running[planned] = begin(planned, self._threads, gpu)
+                self._running[planned] = begin(planned, self._threads, gpu, self._is_warm)
                 self._gpu_of[planned] = gpu
             except OSError as error:  # such as a full disk: the others go on
                 self._unstarted.append(Ended(planned, KILLED, f"it could not be started: {error}"))

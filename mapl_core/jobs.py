@@ -1,7 +1,8 @@
 """One job: a notebook run headless in a process of its own, judged by what it leaves behind.
 
-`start` launches `python -m mapl_core.jobs SPECIFICATION`, which runs the notebook through papermill. That process ends
-its kernel when the runner disappears, however it disappears, so that no orphan goes on writing into the results.
+`start` launches `python -m mapl_core.jobs SPECIFICATION`, or forks the same from a process that has imported the heavy
+libraries already (see `warm`); it runs the notebook through papermill. That process ends its kernel when the runner
+disappears, however it disappears, so that no orphan goes on writing into the results.
 `judge` tells whether the job succeeded: papermill's exit code alone would call a notebook that says `sys.exit(0)` done.
 """
 
@@ -16,13 +17,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from mapl_core.memory import with_huge_pages
 from mapl_core.results import SMALL_FILE, ResultError, folder_lock, verify_job, write_atomically
+from mapl_core.warm import Child, start_job
 
 NOTEBOOK_COPY, LOG_FILE, FAILURE_FILE = "notebook.ipynb", "log.txt", "failure.txt"
 JOB_LOCK = ".job.lock"
@@ -79,8 +81,14 @@ def check_names(notebook: Path, parameters: Mapping[str, Any]) -> None:
 
 
 def start(
-    notebook: Path, folder: Path, parameters: Mapping[str, Any], threads: int, minutes: float, gpu: str = ""
-) -> subprocess.Popen:
+    notebook: Path,
+    folder: Path,
+    parameters: Mapping[str, Any],
+    threads: int,
+    minutes: float,
+    gpu: str = "",
+    is_warm: bool = False,
+) -> subprocess.Popen | Child:
     """Start the notebook in a child process, working in the job's folder.
 
     Args:
@@ -90,11 +98,12 @@ def start(
         threads: of every numerical library in the job; set once, here.
         minutes: limit for any one cell.
         gpu: id of the only GPU that the job may see; empty: it sees what this process sees.
+        is_warm: whether it is forked from a process that has the libraries in memory already (see `warm`).
     """
     folder.mkdir(parents=True, exist_ok=True)
     for trace in (NOTEBOOK_COPY, FAILURE_FILE):  # an earlier attempt's error must not be reported as this one's
         (folder / trace).unlink(missing_ok=True)
-    specification = {"notebook": str(notebook.resolve()), "folder": str(folder.resolve()), "parent": os.getpid()}
+    specification = {"notebook": str(notebook.resolve()), "folder": str(folder.resolve())}
     specification |= {"parameters": dict(parameters), "seconds": round(60 * minutes)}
     root = str(Path(__file__).resolve().parent.parent)
     environment = with_huge_pages(os.environ) | {name: str(threads) for name in THREAD_VARIABLES}
@@ -102,8 +111,10 @@ def start(
     environment |= {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": root}
     environment |= {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
     with open(folder / LOG_FILE, "wb") as log:
+        if is_warm:
+            return start_job(specification, folder / LOG_FILE, environment)
         return subprocess.Popen(
-            [sys.executable, "-m", "mapl_core.jobs", json.dumps(specification)],
+            [sys.executable, "-m", "mapl_core.jobs", json.dumps(specification | {"parent": os.getpid()})],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -112,18 +123,25 @@ def start(
         )
 
 
-def main(specification: str) -> int:
-    """The child process: run the notebook, return 0, 1 (an error in it) or 138 (its kernel died)."""
-    job = json.loads(specification)
+def run(job: Mapping[str, Any], is_wanted: Callable[[], bool], kernel_manager: type | None = None) -> int:
+    """The child process: run the notebook, return 0, 1 (an error in it) or 138 (its kernel died).
+
+    Args:
+        job: the specification that `start` made.
+        is_wanted: whether the runner is still there; this process ends with it.
+        kernel_manager: a class that starts the kernel; None: Jupyter's own.
+    """
     folder = Path(job["folder"])
-    threading.Thread(target=_end_with_parent, args=(job["parent"],), daemon=True).start()
+    threading.Thread(target=_end_with_runner, args=(is_wanted,), daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: _end_everything(143))
     # A predecessor whose runner was killed needs a moment to notice.
     with folder_lock(folder, wait_seconds=30, name=JOB_LOCK):
-        return _run_notebook(Path(job["notebook"]), folder, job["parameters"], job["seconds"])
+        return _run_notebook(Path(job["notebook"]), folder, job["parameters"], job["seconds"], kernel_manager)
 
 
-def _run_notebook(notebook: Path, folder: Path, parameters: Mapping[str, Any], seconds: int) -> int:
+def _run_notebook(
+    notebook: Path, folder: Path, parameters: Mapping[str, Any], seconds: int, kernel_manager: type | None
+) -> int:
     import papermill
     from nbclient.exceptions import DeadKernelError
 
@@ -138,6 +156,7 @@ def _run_notebook(notebook: Path, folder: Path, parameters: Mapping[str, Any], s
             execution_timeout=seconds,
             progress_bar=False,
             cwd=folder,
+            **({"kernel_manager_class": kernel_manager} if kernel_manager else {}),
         )
     except DeadKernelError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -148,8 +167,8 @@ def _run_notebook(notebook: Path, folder: Path, parameters: Mapping[str, Any], s
     return 0
 
 
-def _end_with_parent(parent: int) -> None:
-    while os.getppid() == parent:
+def _end_with_runner(is_wanted: Callable[[], bool]) -> None:
+    while is_wanted():
         time.sleep(0.3)
     _end_everything(1)
 
@@ -292,6 +311,11 @@ def _last_line(log: Path) -> str:
     except OSError:
         lines = []
     return next((line.strip() for line in reversed(lines) if line.strip()), "no message")[:500]
+
+
+def main(specification: str) -> int:
+    job = json.loads(specification)
+    return run(job, lambda: os.getppid() == job["parent"])
 
 
 if __name__ == "__main__":

@@ -482,10 +482,12 @@ class _Run:
     def evaluate(self, finished: int) -> None:
         """Oracle metrics after `finished` iterations, on common random numbers, so that iterations are comparable."""
         config = self.config
+        is_between = 0 < finished < config.iterations
+        samples = config.curve_samples if is_between and config.curve_samples else config.eval_samples
         by_task, played = evaluate(
             self.policy,
             self.team.eval_tasks,
-            config.eval_samples,
+            samples,
             Stream(config.seed, "evaluate"),
             temperature=config.eval_temperature,
         )
@@ -503,7 +505,7 @@ class _Run:
             self._rows(finished, {"reward_model/evaluation_reward": float(self._reward_model.scores(played).mean())})
         self._rows(finished, {f"count/{name}": float(count) for name, count in self.counts.items()})
         self._rows(finished, {f"rollouts/{name}": value for name, value in self.team.sampler.report().items()})
-        shown = played[:: config.eval_samples][:8]
+        shown = played[::samples][:8]
         self.examples[str(finished)] = [
             {"task": t.task_id, "responses": t.responses, "reward": t.total_return} for t in shown
         ]

@@ -451,6 +451,20 @@ def test_the_evaluation_counts_the_sections_that_it_could_not_read_agent_by_agen
         assert found == expected
 
 
+def test_fewer_samples_for_the_curves_change_the_evaluations_between_first_and_last_alone(config, tmp_path):
+    whole = run_mapl(config("marlhf", iterations=3), tmp_path / "whole", progress=False)
+    fewer = run_mapl(config("marlhf", iterations=3, curve_samples=1), tmp_path / "fewer", progress=False)
+    rows = [{(row.metric, row.iteration): row.value for row in result.metrics} for result in (whole, fewer)]
+    changed = {name for name, iteration in rows[0] if rows[0][name, iteration] != rows[1][name, iteration]}
+    assert "score" in changed and not {name for name in changed if name.startswith(("train/", "preferences/"))}
+    for iteration in (0, 3):
+        assert all(rows[0][key] == rows[1][key] for key in rows[0] if key[1] == iteration)
+    # Those that are left are the first of the whole evaluation; examples.json shows the first answer to each task.
+    shown = [json.loads((tmp_path / name / "examples.json").read_text()) for name in ("whole", "fewer")]
+    assert shown[0] == shown[1] and shown[0].keys() == {"0", "1", "2", "3"}
+    assert sum(row.iteration == 1 and row.metric == "score" for row in fewer.evaluation) == 2  # each task, once
+
+
 def test_a_greedy_evaluation_does_not_depend_on_the_seed_while_training_still_samples(config, tmp_path):
     answers = {}
     for temperature in (None, 0.0):
@@ -591,6 +605,7 @@ def test_the_manifest_holds_every_effective_parameter_and_where_the_weights_came
         ({"domain": "chess"}, "unknown domain 'chess'"),
         ({"temperature": 0.0}, "greedy samples"),
         ({"eval_temperature": 0.0}, "eval_samples is 2: greedy answers are all equal; set it to 1"),
+        ({"curve_samples": 3}, r"curve_samples is 3; give 1 to eval_samples \(now 2\)"),
         ({"eval_temperature": -0.1}, "eval_temperature is -0.1; it must be at least 0"),
         ({"max_new_tokens": [6, 6, 6]}, "max_new_tokens is"),
         ({"learning_rate": "fast"}, "learning_rate"),

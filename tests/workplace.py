@@ -97,7 +97,7 @@ def started(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         def poll(self) -> int:
             return 0
 
-    def start(notebook: Path, folder: Path, parameters: dict, threads: int, minutes: float, gpu: str) -> Finished:
+    def start(notebook: Path, folder: Path, parameters: dict, threads: int, minutes: float, *_: object) -> Finished:
         job = Job("tldr", parameters["METHOD"], parameters["PARADIGM"], parameters["SEED"])
         assert folder == place.jobs / job.name == Path(parameters["OUTPUT_DIR"]) and minutes > 0
         names.append(job.name)

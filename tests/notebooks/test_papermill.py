@@ -66,7 +66,7 @@ def tiny_profile(tmp_path: Path) -> Path:
     """The pocket profile with fewer of everything: the same path, smaller numbers."""
     values = yaml.safe_load((ROOT / "notebooks" / "profiles" / "pocket.yaml").read_text())
     fewer = {"train_tasks": 4, "eval_tasks": 4, "eval_samples": 2, "iterations": 2}
-    fewer |= {"samples_per_task": 4, "pairs_per_task": 2}
+    fewer |= {"samples_per_task": 4, "pairs_per_task": 2, "curve_samples": 1}
     for settings in (values["defaults"], *values["domains"].values()):
         settings |= fewer
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(values))
@@ -107,31 +107,40 @@ def outcome(runner: subprocess.Popen) -> str:
 
 @pytest.mark.slow
 @pytest.mark.smoke
-@pytest.mark.parametrize("domain", JOBS)
-def test_save1_a_pocket_job_killed_in_the_middle_ends_with_the_numbers_of_an_undisturbed_one(
-    domain: str, start_runner: Callable[..., subprocess.Popen], tmp_path: Path
+def test_save1_pocket_jobs_killed_in_the_middle_end_with_the_numbers_of_an_undisturbed_run(
+    start_runner: Callable[..., subprocess.Popen], tmp_path: Path
 ):
-    request = ("--domains", domain, "--methods", "marlhf", "--paradigms", "dec-dec", "--experiments", "table1")
-    name = f"tiny/jobs/{domain}-marlhf-dec-dec-seed0"
+    """One job of each domain, two at a time. The runner is killed whenever a job has its first checkpoint, until every
+    job has been cut once, or was too fast for that."""
+    request = ("--methods", "marlhf", "--paradigms", "dec-dec", "--experiments", "table1", "--jobs", "2")
+    names = [f"tiny/jobs/{domain}-marlhf-dec-dec-seed0" for domain in JOBS]
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
-    text = outcome(start_runner(undisturbed, *request))
-    assert "tables/table1.md" in text
-    manifest = json.loads((undisturbed / name / "manifest.json").read_text())
-    assert manifest["tasks"]["source"] == "pocket" and manifest["tasks"]["counts"] == {"train": 4, "eval": 4}
-    assert manifest["environment"]["threads"] == 1 and manifest["parameters"]["method"] == "marlhf"
+    assert "tables/table1.md" in outcome(start_runner(undisturbed, *request))
+    for name in names:
+        manifest = json.loads((undisturbed / name / "manifest.json").read_text())
+        assert manifest["tasks"]["source"] == "pocket" and manifest["tasks"]["counts"] == {"train": 4, "eval": 4}
+        assert manifest["environment"]["threads"] == 1 and manifest["parameters"]["method"] == "marlhf"
 
-    runner = start_runner(killed, *request)
-    deadline = time.monotonic() + 600
-    while not list((killed / name).glob("checkpoint*")):
-        assert runner.poll() is None and time.monotonic() < deadline, runner.communicate()[0]
-        time.sleep(0.05)
-    runner.send_signal(signal.SIGKILL)
-    runner.communicate()
-    if not (killed / name / "manifest.json").exists():  # else the job was faster than the signal
-        outcome(start_runner(killed, *request))
-    for file in ("metrics.csv", "evaluation.csv"):
-        assert (killed / name / file).read_bytes() == (undisturbed / name / file).read_bytes()
-    assert "1 done, 0 to run" in outcome(start_runner(killed, *request))
+    def done() -> set[str]:
+        return {name for name in names if (killed / name / "manifest.json").exists()}
+
+    cut: set[str] = set()
+    while cut | done() < set(names):
+        runner, deadline = start_runner(killed, *request), time.monotonic() + 600
+        while not any(list((killed / name).glob("checkpoint*")) for name in set(names) - cut - done()):
+            assert time.monotonic() < deadline
+            if runner.poll() is not None:
+                break
+            time.sleep(0.05)
+        runner.send_signal(signal.SIGKILL)
+        runner.communicate()
+        cut |= {name for name in set(names) - done() if list((killed / name).glob("checkpoint*"))}
+    assert len(cut) >= 2
+    outcome(start_runner(killed, *request))
+    for name in names:
+        for file in ("metrics.csv", "evaluation.csv"):
+            assert (killed / name / file).read_bytes() == (undisturbed / name / file).read_bytes(), name
+    assert "4 done, 0 to run" in outcome(start_runner(killed, *request))
 
 
 def test_every_notebook_has_small_numbers_or_is_run_as_a_small_job():
