@@ -177,7 +177,7 @@ main() {
             cd "$here"
             # The fast suite, and of the slow tests those that a change should never go without.
             exec env OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" \
-                "$python" -m pytest -m "smoke or not (slow or nightly)" "$@"
+                "$python" -m pytest -n auto --maxprocesses 4 --dist worksteal -m "smoke or not (slow or nightly)" "$@"
             ;;
         status)
             # It writes nothing, so it does not set anything up either.

@@ -311,7 +311,8 @@ def test_the_gpu_packages_come_with_the_paper_profile_on_a_gpu_only(checkout: Ch
 def test_test_installs_what_tests_need_and_passes_arguments_on(checkout: Checkout):
     assert checkout.run("test", "-k", "dpo or rl").returncode == 0
     assert installs(checkout.calls)[-1] == f"-r {checkout.root}/requirements-test.txt"
-    assert checkout.calls[-1] == "-m pytest -m smoke or not (slow or nightly) -k dpo or rl"
+    together = "-n auto --maxprocesses 4 --dist worksteal"
+    assert checkout.calls[-1] == f"-m pytest {together} -m smoke or not (slow or nightly) -k dpo or rl"
     checkout.run("test")
     assert installs(checkout.calls) == []
     checkout.run("--seeds", "2")
