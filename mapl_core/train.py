@@ -483,7 +483,8 @@ class _Run:
         """Oracle metrics after `finished` iterations, on common random numbers, so that iterations are comparable."""
         config = self.config
         is_between = 0 < finished < config.iterations
-        samples = config.curve_samples if is_between and config.curve_samples else config.eval_samples
+        most = config.curve_samples if is_between else None
+        samples = min(config.eval_samples, most or config.eval_samples)
         by_task, played = evaluate(
             self.policy,
             self.team.eval_tasks,

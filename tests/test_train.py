@@ -605,7 +605,7 @@ def test_the_manifest_holds_every_effective_parameter_and_where_the_weights_came
         ({"domain": "chess"}, "unknown domain 'chess'"),
         ({"temperature": 0.0}, "greedy samples"),
         ({"eval_temperature": 0.0}, "eval_samples is 2: greedy answers are all equal; set it to 1"),
-        ({"curve_samples": 3}, r"curve_samples is 3; give 1 to eval_samples \(now 2\)"),
+        ({"curve_samples": 0}, "curve_samples is 0; it must be at least 1"),
         ({"eval_temperature": -0.1}, "eval_temperature is -0.1; it must be at least 0"),
         ({"max_new_tokens": [6, 6, 6]}, "max_new_tokens is"),
         ({"learning_rate": "fast"}, "learning_rate"),
