@@ -51,7 +51,6 @@ if "google.colab" in sys.modules:  # elsewhere this cell does nothing
     set_up()  # set_up("bitsandbytes") for the profile paper-t4
 
 # %%
-import json
 import tempfile
 import warnings
 from pathlib import Path
@@ -385,8 +384,7 @@ display(Markdown(finding))
 
 # %%
 explain(*found_after[0])
-examples = json.loads((folder / "examples.json").read_text(encoding="utf-8"))
-for agent, text in enumerate(examples[str(last)][0]["responses"][-1]):
+for agent, text in enumerate(played[0].responses[-1]):
     print(f"agent {agent} wrote: {text}")
 
 # %% [markdown]
