@@ -133,6 +133,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     panels = figures.write_figure2(results, folder)
     paths += [path for figure in panels for path in figure.paths]
     paths += scoreboard.write_scoreboard(scoreboard.scoreboard(results), results.profile, folder)
+    for path in [path for path in paths if path.suffix == ".html"]:  # the report holds both of these pages
+        path.unlink()
+        paths.remove(path)
     paths.append(report.write_report(results, panels, folder / "report.html"))
     for path in paths:
         print(f"wrote {path}")
