@@ -77,7 +77,7 @@ from mapl_core.models import dtype_for
 from mapl_core.notebook import check_parameters, show_figure
 from mapl_core.profiles import load_profile
 from mapl_core.seeding import Stream
-from mapl_core.train import build_team
+from mapl_core.team import build_team
 from mapl_core.updates import TeamOptimizer, update_madpo
 
 device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -87,7 +87,8 @@ from mapl_core.notebook import check_parameters, show_figure
 from mapl_core.profiles import load_profile
 from mapl_core.reward_model import RewardModel, fit_reward_model, split_held_out
 from mapl_core.seeding import Stream
-from mapl_core.train import build_team, run_mapl
+from mapl_core.team import build_team
+from mapl_core.train import run_mapl
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 dtype = dtype_for(torch.cuda.get_device_capability() if device == "cuda" else None)

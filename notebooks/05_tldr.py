@@ -69,13 +69,15 @@ from IPython.display import Markdown, display
 import mapl_core
 from mapl_core import figures
 from mapl_core.domains import get_domain
+from mapl_core.evaluation import evaluate
 from mapl_core.models import dtype_for
 from mapl_core.notebook import check_parameters, show_figure
 from mapl_core.profiles import load_profile
 from mapl_core.rewards import tldr_reward
 from mapl_core.rewards.tldr import measure
 from mapl_core.seeding import Stream
-from mapl_core.train import build_team, evaluate, run_mapl
+from mapl_core.team import build_team
+from mapl_core.train import run_mapl
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 dtype = dtype_for(torch.cuda.get_device_capability() if device == "cuda" else None)

@@ -71,6 +71,7 @@ from mapl_core.annotators import oracle
 from mapl_core.buffers import label_pairs, select_pairs
 from mapl_core.domains import get_domain
 from mapl_core.domains.base import Task
+from mapl_core.evaluation import evaluate
 from mapl_core.models import dtype_for
 from mapl_core.notebook import check_parameters, show_figure
 from mapl_core.profiles import load_profile
@@ -78,7 +79,8 @@ from mapl_core.rewards.coophe import coophe_reward
 from mapl_core.rewards.coophe import evaluate as examine
 from mapl_core.sandbox import Program, shared_sandbox
 from mapl_core.seeding import Stream
-from mapl_core.train import build_team, evaluate, run_mapl
+from mapl_core.team import build_team
+from mapl_core.train import run_mapl
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 dtype = dtype_for(torch.cuda.get_device_capability() if device == "cuda" else None)

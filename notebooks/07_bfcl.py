@@ -73,6 +73,7 @@ import mapl_core
 from mapl_core import figures
 from mapl_core.domains import get_domain
 from mapl_core.domains.base import Task
+from mapl_core.evaluation import evaluate
 from mapl_core.losses import madpo_loss
 from mapl_core.models import dtype_for
 from mapl_core.notebook import check_parameters, show_figure
@@ -80,7 +81,8 @@ from mapl_core.profiles import load_profile
 from mapl_core.rewards import bfcl_reward
 from mapl_core.rewards.bfcl import callers
 from mapl_core.seeding import Stream
-from mapl_core.train import build_team, evaluate, run_mapl
+from mapl_core.team import build_team
+from mapl_core.train import run_mapl
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 dtype = dtype_for(torch.cuda.get_device_capability() if device == "cuda" else None)

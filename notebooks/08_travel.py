@@ -69,13 +69,15 @@ from mapl_core import figures
 from mapl_core.domains import get_domain
 from mapl_core.domains.base import Task
 from mapl_core.domains.travel_solver import cheapest_plan, plan_values
+from mapl_core.evaluation import evaluate
 from mapl_core.models import dtype_for
 from mapl_core.notebook import check_parameters, show_figure
 from mapl_core.profiles import load_profile
 from mapl_core.rewards.travel import bottleneck, geo, judge, travel_reward
 from mapl_core.rewards.travel_actions import owned_slots, read_action, write_action
 from mapl_core.seeding import Stream
-from mapl_core.train import build_team, evaluate, run_mapl
+from mapl_core.team import build_team
+from mapl_core.train import run_mapl
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 dtype = dtype_for(torch.cuda.get_device_capability() if device == "cuda" else None)

@@ -70,14 +70,16 @@ from IPython.display import Markdown, display
 import mapl_core
 from mapl_core import figures, runs
 from mapl_core.baselines import DiscussionTeam, SequentialTeam
+from mapl_core.evaluation import evaluate
 from mapl_core.models import dtype_for
 from mapl_core.notebook import check_parameters, show_figure
 from mapl_core.policies import JointPolicy
 from mapl_core.profiles import load_profile
 from mapl_core.sampling import sample_responses
 from mapl_core.seeding import Stream
+from mapl_core.team import build_team
 from mapl_core.tokens import decode_response
-from mapl_core.train import build_team, evaluate, run_mapl
+from mapl_core.train import run_mapl
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 dtype = dtype_for(torch.cuda.get_device_capability() if device == "cuda" else None)

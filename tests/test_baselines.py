@@ -22,7 +22,8 @@ from mapl_core.policies import JointPolicy
 from mapl_core.profiles import ConfigError, RunConfig, load_profile
 from mapl_core.sampling import SamplingSettings
 from mapl_core.seeding import Stream
-from mapl_core.train import build_team, run_mapl
+from mapl_core.team import build_team
+from mapl_core.train import run_mapl
 from mapl_core.updates import Critics, TeamOptimizer, oracle_rewards, update_actor_critic, update_madpo
 
 STREAM = Stream(0, "test")

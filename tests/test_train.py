@@ -19,6 +19,7 @@ from toy_models import trajectory
 from mapl_core import domains, train
 from mapl_core.buffers import PreferencePair
 from mapl_core.endpoint import EndpointError
+from mapl_core.evaluation import evaluate
 from mapl_core.inputs import Inputs
 from mapl_core.models import load_model
 from mapl_core.profiles import ConfigError, RunConfig
@@ -26,7 +27,8 @@ from mapl_core.results import ResultError, folder_lock, read_manifest, read_prog
 from mapl_core.reward_model import RewardModel
 from mapl_core.rewards import Reward
 from mapl_core.seeding import Stream
-from mapl_core.train import build_team, evaluate, run_mapl
+from mapl_core.team import build_team
+from mapl_core.train import run_mapl
 
 
 class TiedDomain(ToyDomain):
@@ -315,7 +317,7 @@ def test_save2_a_checkpoint_stays_where_a_run_can_go_on_from_it(config, tmp_path
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_before_any_model_is_loaded(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "load_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("mapl_core.team.load_model", lambda *_, **__: pytest.fail("a model was loaded"))
     (tmp_path / "file").write_text("")
     folder = tmp_path / "file" / "out"
     with pytest.raises(ResultError, match=f"results folder {folder} cannot be written to.*OUTPUT_DIR"):
@@ -486,7 +488,7 @@ def test_a_collection_counts_the_sections_of_every_coordinator_that_could_not_be
     run = train._Run(settings, build_team(settings), tmp_path)
     agents = [[answer("t", texts, 0) for texts in SPLIT]]
     others = [[answer("t", texts[::-1], 0) for texts in SPLIT]]
-    run._record_preferences(0, agents, others, [], 4)
+    run.record_preferences(0, agents, others, [], 4)
     expected = {}
     for side, shares in (("agent", (0.25, 0.5)), ("comparator", (0.5, 0.25))):
         if side in sides:

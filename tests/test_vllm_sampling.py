@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from toy_domains import ToyDomain
 from toy_models import randomize_adapter
 
-from mapl_core import domains, train
+from mapl_core import domains
 from mapl_core.adapters import AdaptedModel
 from mapl_core.models import load_model
 from mapl_core.profiles import ConfigError, RunConfig, check_rollouts
@@ -251,7 +251,7 @@ def test_a_run_stops_where_the_log_probabilities_part(config, stand_in_vllm, tmp
 
 def test_a_missing_vllm_stops_the_run_before_any_model_is_loaded(config, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "vllm", None)
-    monkeypatch.setattr(train, "load_model", lambda name: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("mapl_core.team.load_model", lambda name: pytest.fail("a model was loaded"))
     with pytest.raises(ImportError, match="pip install -r requirements-gpu.txt, or set the profile's `rollouts`"):
         run_mapl(config(), tmp_path / "out", progress=False)
     check_rollouts("transformers")

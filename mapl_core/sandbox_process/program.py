@@ -78,15 +78,11 @@ def _shut_in(channel: int, context: dict) -> None:
         os.close(RULES)
     if "seccomp" in reached:
         layers.apply_filter(libc, context["filter"])
-    os.environ.clear()
     sys.argv = [""]
     sys.path = list(context["library"])
-    sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)
-    sys.stderr = sys.__stderr__ = sys.stdout
-    sys.__stdout__ = sys.stdout
-    for name in list(sys.modules):
-        if name.partition(".")[0] in REFUSED_MODULES:
-            del sys.modules[name]
+    sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = context["output"]
+    for name in context["refused_modules"]:
+        del sys.modules[name]
     hook = audit_hook(tuple(context["library"]), scratch) if "audit" in reached else None
     context.clear()
     random.seed(0)

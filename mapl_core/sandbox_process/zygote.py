@@ -98,13 +98,20 @@ def prepare(settings: dict) -> dict:
             reached.add("landlock")
         except OSError:
             rules = None
-        if code is not None and layers.works(lambda: layers.apply_filter(libc, code)):
-            reached.add("seccomp")
+        if code is not None:
+            code = layers.filter_argument(code)
+            if layers.works(lambda: layers.apply_filter(libc, code)):
+                reached.add("seccomp")
+    # Whatever can be made here once is not made in every program's process: there, each page that is written to is
+    # copied first, and that is most of what a test costs.
     return {
         "libc": libc,
+        "fork": layers.forker(libc),
         "layers": reached - refused,
         "rules": rules,
         "filter": code,
+        "output": open(1, "w", encoding="utf-8", errors="replace", closefd=False),
+        "refused_modules": [name for name in sys.modules if name.partition(".")[0] in program.REFUSED_MODULES],
         "library": library,
         "identity": identity,
         **{name: settings[name] for name in ("cpu_seconds", "memory_bytes", "file_bytes")},
@@ -124,7 +131,7 @@ def run_test(context: dict, size: int, deadline: float) -> bytes | None:
         None if the judge has sent its verdict, else what to tell the caller in its place.
     """
     from_judge, to_zygote = os.pipe()
-    child = os.fork()
+    child = context["fork"]()
     if child == 0:
         try:
             os.close(from_judge)
@@ -160,9 +167,7 @@ def judge_and_program(context: dict, size: int, to_zygote: int) -> None:
     if libc is not None:
         layers.call(libc, "prctl", layers.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     program_end, judge_end = socket.socketpair()
-    if "processes" in context["layers"]:
-        layers.call(libc, "unshare", layers.CLONE_NEWPID)
-    child = os.fork()
+    child = context["fork"](layers.CLONE_NEWPID if "processes" in context["layers"] else 0)
     if child == 0:
         program.run_program(program_end.fileno(), context)
     program_end.close()

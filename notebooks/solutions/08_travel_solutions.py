@@ -27,11 +27,13 @@ import pandas as pd
 
 from mapl_core.domains import get_domain
 from mapl_core.domains.travel_solver import cheapest_plan, plan_values
+from mapl_core.evaluation import evaluate
 from mapl_core.profiles import load_profile
 from mapl_core.rewards.travel import judge, travel_reward
 from mapl_core.rewards.travel_actions import owned_slots, write_action
 from mapl_core.seeding import Stream
-from mapl_core.train import build_team, evaluate, run_mapl
+from mapl_core.team import build_team
+from mapl_core.train import run_mapl
 
 domain = get_domain("travel")
 task = domain.load_tasks("eval", "pocket", 1)[0]

@@ -24,9 +24,11 @@ import tempfile
 import pandas as pd
 
 from mapl_core.baselines import DiscussionTeam
+from mapl_core.evaluation import evaluate
 from mapl_core.profiles import load_profile
 from mapl_core.seeding import Stream
-from mapl_core.train import build_team, evaluate, run_mapl
+from mapl_core.team import build_team
+from mapl_core.train import run_mapl
 
 profile = load_profile("pocket")
 

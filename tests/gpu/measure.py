@@ -46,7 +46,9 @@ from mapl_core.domains import get_domain
 from mapl_core.models import describe, load_model
 from mapl_core.policies import JointPolicy
 from mapl_core.profiles import RunConfig
+from mapl_core.record import tokens_of
 from mapl_core.scoring import Item, response_logprobs
+from mapl_core.team import Team
 from mapl_core.train import run_mapl
 
 METHODS = ("madpo", "marlhf")
@@ -122,7 +124,7 @@ class Watch:
         """Around a run: the two entries into loading and sampling are timed, passes through the base are counted."""
         build, sample, token_logprobs = train.build_team, JointPolicy.sample, scoring._token_logprobs
 
-        def timed_build(config: RunConfig) -> train.Team:
+        def timed_build(config: RunConfig) -> Team:
             start = now()
             team = build(config)
             for base in {id(member.base): member.base for member in team.policy.members}.values():
@@ -134,7 +136,7 @@ class Watch:
             start = now()
             played = sample(policy, *given, **options)
             self.sample_seconds += now() - start
-            self.sampled_tokens += train._tokens([trajectory for group in played for trajectory in group])
+            self.sampled_tokens += tokens_of([trajectory for group in played for trajectory in group])
             return played
 
         def counted_logprobs(adapted: AdaptedModel, hidden: torch.Tensor, *given: Any, **options: Any) -> Any:

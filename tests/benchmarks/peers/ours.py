@@ -15,7 +15,7 @@ from mapl_core.domains.base import Task
 from mapl_core.memory import keep_freed_memory
 from mapl_core.profiles import RunConfig, load_profile
 from mapl_core.seeding import Stream
-from mapl_core.train import Team, build_team
+from mapl_core.team import Team, build_team
 from mapl_core.updates import TeamOptimizer, oracle_rewards, update_madpo, update_magrpo
 
 
