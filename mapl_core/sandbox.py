@@ -2,9 +2,9 @@
 
 A program is model text, trained to raise its score, so it is taken to be hostile. Every test gets a freshly executed
 program in a process of its own, forked from a small interpreter (the zygote) that has imported nothing of this project
-but the few files of `mapl_core.sandbox_process`. Next to it, in another process, the trusted test runs with a proxy in
-the place of the tested function: arguments and results cross as plain data. The verdict comes from there, on a pipe
-that the program's process does not have.
+but the few files of `mapl_core.sandbox_process`. Next to it, in another process, the trusted tests of a problem run
+with a proxy in the place of the tested function: arguments and results cross as plain data. The verdict comes from
+there, on a pipe that the program's process does not have.
 
 What shuts a program in, each where the system has it: resource limits, an audit hook, a system call filter (seccomp),
 file rules (landlock), namespaces for processes and network, a scratch file system of bounded size, no privileges. macOS
@@ -40,7 +40,7 @@ from mapl_core.sandbox_process.layers import ESSENTIAL, LAYERS
 
 CODE = Path(__file__).parent  # of the package sandbox_process, put last: no file here may hide one of the library
 BOOT = "import sys; sys.path.append({code!r}); from sandbox_process import zygote; zygote.main()"
-HEADER, REPLY = struct.Struct(">dI"), struct.Struct(">I")
+HEADER, REPLY = struct.Struct(">dI?"), struct.Struct(">I")
 GRACE = 0.8  # seconds by which a zygote may be late before it is given up itself
 START_SECONDS = 20.0
 CACHED_VERDICTS = 20_000
@@ -165,13 +165,14 @@ class Sandbox:
         if os.getpid() != self._owner:
             raise SandboxError("this sandbox belongs to the process that made it; make another one here")
         running: list[Future[Verdict]] = []
+        problem = hash((program.entry_point, program.setup, *tests))
         for test in tests:
             # Enough to keep all workers busy; a solution that hangs is noticed before all of its tests are started.
             while sum(not future.done() for future in running) >= self.workers:
                 next(future for future in running if not future.done()).result()
             if sum(future.result().status == "timeout" for future in running if future.done()) >= self.limits.timeouts:
                 break
-            running.append(self._threads.submit(self._verdict, program, test))
+            running.append(self._threads.submit(self._verdict, program, test, problem))
         verdicts = [future.result() for future in running]
         timeouts = 0
         for index, verdict in enumerate(verdicts):
@@ -199,7 +200,7 @@ class Sandbox:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _verdict(self, program: Program, test: str) -> Verdict:
+    def _verdict(self, program: Program, test: str, problem: int) -> Verdict:
         with self._lock:
             if (known := self._verdicts.get((program, test))) is not None:
                 self._verdicts.move_to_end((program, test))
@@ -208,7 +209,7 @@ class Sandbox:
             zygote = self._idle.get()
             try:
                 zygote = zygote or self._start()
-                verdict = zygote.run(program, test, self.limits.seconds)
+                verdict = zygote.run(program, test, self.limits.seconds, problem)
                 break
             except TimeoutError:
                 self._discard(zygote)
@@ -245,6 +246,7 @@ class _Zygote:
     """One zygote's process as seen from here: a job goes in, a verdict comes out."""
 
     def __init__(self, number: int, limits: Limits, without: Sequence[str]):
+        self.problem: int | None = None
         self.scratch = tempfile.mkdtemp(prefix="mapl-sandbox-")
         os.chmod(self.scratch, 0o711)  # a program may run as another user
         settings = {
@@ -274,8 +276,11 @@ class _Zygote:
             said = self.errors.decode("utf-8", "replace").strip().splitlines() or [str(error)]
             raise SandboxError(f"the sandbox's interpreter {_interpreter()} does not start: {said[-1]}") from error
 
-    def run(self, program: Program, test: str, seconds: float) -> Verdict:
-        """Raises EOFError or OSError if the zygote is gone, TimeoutError (an OSError) if it does not answer."""
+    def run(self, program: Program, test: str, seconds: float, problem: int) -> Verdict:
+        """Run one test; `problem` is a number for all tests that one judging process may run after another.
+
+        Raises EOFError or OSError if the zygote is gone, TimeoutError (an OSError) if it does not answer.
+        """
         body = json.dumps(
             {
                 "program": program.source,
@@ -284,7 +289,8 @@ class _Zygote:
                 "test": test,
             }
         ).encode()
-        message = memoryview(HEADER.pack(seconds, len(body)) + body)
+        message = memoryview(HEADER.pack(seconds, len(body), problem != self.problem) + body)
+        self.problem = problem
         self._receive(time.monotonic() + START_SECONDS)  # ready: what the last program left is cleared away
         deadline = time.monotonic() + seconds + GRACE
         while message:

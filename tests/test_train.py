@@ -634,7 +634,7 @@ def test_the_manifest_holds_every_effective_parameter_and_where_the_weights_came
     ],
 )
 def test_impossible_configurations_name_the_value_before_anything_is_loaded(config, monkeypatch, changes, message):
-    monkeypatch.setattr(train, "load_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("mapl_core.team.load_model", lambda *_, **__: pytest.fail("a model was loaded"))
     with pytest.raises(ConfigError, match=message):
         config(**changes)
 
@@ -664,7 +664,7 @@ def test_the_models_of_a_run_are_those_that_it_loads(config, model_folder):
 
 
 def test_a_comparator_that_is_no_model_is_refused_before_the_agents_are_loaded(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "load_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("mapl_core.team.load_model", lambda *_, **__: pytest.fail("a model was loaded"))
     (tmp_path / "bare").mkdir()
     settings = config(paradigm="dec-cen", comparator="model", comparator_model=str(tmp_path / "bare"))
     with pytest.raises(ValueError, match="bare has no config.json"):
@@ -761,7 +761,7 @@ def test_a_run_whose_key_is_refused_says_so_and_leaves_nothing_with_the_key(conf
 
 
 def test_a_missing_key_is_told_before_any_model_is_loaded(config, endpoint, chat_server, tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "load_model", lambda name: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("mapl_core.team.load_model", lambda name: pytest.fail("a model was loaded"))
     monkeypatch.delenv(KEY_VARIABLE)
     with pytest.raises(EndpointError, match=f"environment variable {KEY_VARIABLE} is not set"):
         run_mapl(config(comparator="api", endpoint=endpoint), tmp_path / "out", progress=False)

@@ -125,7 +125,9 @@ def forker(libc: object | None) -> Callable[..., int]:
     import ctypes
 
     number = machine[1]["clone"]
-    system_call = ctypes.PyDLL(None, use_errno=True).syscall  # PyDLL: the interpreter stays locked, in the child as well
+    system_call = ctypes.PyDLL(
+        None, use_errno=True
+    ).syscall  # PyDLL: the interpreter stays locked, in the child as well
     rest = [ctypes.c_long(0)] * 4
 
     def fork(flags: int = 0) -> int:
@@ -224,16 +226,33 @@ def apply_file_rules(libc: object, rules: int) -> None:
     call(libc, "syscall", LANDLOCK_RESTRICT, rules, 0)
 
 
-def drop_capabilities(libc: object) -> None:
-    """Give up every privilege of a superuser, for good."""
+def no_capabilities(libc: object) -> tuple[object, object, object]:
+    """What `drop_capabilities` hands to the kernel, made beforehand."""
     import ctypes
 
     header = struct.pack("=Ii", 0x20080522, 0)
-    call(libc, "capset", ctypes.create_string_buffer(header, 8), ctypes.create_string_buffer(b"\0" * 24, 24))
+    return libc.capset, ctypes.create_string_buffer(header, 8), ctypes.create_string_buffer(b"\0" * 24, 24)
 
 
-def set_limits(*, cpu_seconds: int, memory_bytes: int, file_bytes: int, processes: int | None) -> None:
-    """Bound what this process and its children may take."""
+def drop_capabilities(argument: tuple[object, object, object]) -> None:
+    """Give up every privilege of a superuser, for good."""
+    capset, header, none = argument
+    if capset(header, none) != 0:
+        raise OSError("capset: the privileges could not be given up")
+
+
+def set_limits(*, cpu_seconds: int | None, memory_bytes: int, file_bytes: int, processes: int | None) -> None:
+    """Bound what this process and its children may take; None leaves a bound as it is."""
+    for limit, bound in bounds(
+        cpu_seconds=cpu_seconds, memory_bytes=memory_bytes, file_bytes=file_bytes, processes=processes
+    ):
+        set_limit(limit, bound)
+
+
+def bounds(
+    *, cpu_seconds: int | None, memory_bytes: int, file_bytes: int, processes: int | None
+) -> list[tuple[int, int]]:
+    """The limits that this system knows, each with the bound that may be set."""
     wanted = {
         "RLIMIT_CORE": 0,
         "RLIMIT_CPU": cpu_seconds,
@@ -244,16 +263,36 @@ def set_limits(*, cpu_seconds: int, memory_bytes: int, file_bytes: int, processe
         "RLIMIT_MEMLOCK": 0,
         "RLIMIT_MSGQUEUE": 0,
     }
+    found = []
     for name, value in wanted.items():
-        if value is None or not hasattr(resource, name):
-            continue
-        hard = resource.getrlimit(getattr(resource, name))[1]
-        bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        try:
-            resource.setrlimit(getattr(resource, name), (bound, bound))
-        except (OSError, ValueError):
-            if sys.platform.startswith("linux"):
-                raise  # elsewhere some limits exist by name only
+        if value is not None and hasattr(resource, name):
+            hard = resource.getrlimit(getattr(resource, name))[1]
+            found.append((getattr(resource, name), value if hard == resource.RLIM_INFINITY else min(value, hard)))
+    return found
+
+
+def set_limit(limit: int, bound: int) -> None:
+    try:
+        resource.setrlimit(limit, (bound, bound))
+    except (OSError, ValueError):
+        if sys.platform.startswith("linux"):
+            raise  # elsewhere some limits exist by name only
+
+
+def grant_cpu_time(seconds: int) -> None:
+    """Let this process take so many more seconds of CPU time than it has taken, and no more."""
+    usage, hard = resource.getrusage(resource.RUSAGE_SELF), resource.getrlimit(resource.RLIMIT_CPU)[1]
+    bound = int(usage.ru_utime + usage.ru_stime) + 1 + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (bound if hard == resource.RLIM_INFINITY else min(bound, hard), hard))
+
+
+def children() -> set[int]:
+    """The children of this process, of one thread, as far as the system tells: orphans of its children's too."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+            return set(map(int, file.read().split()))
+    except OSError:
+        return set()
 
 
 def separate(libc: object | None, scratch: str) -> set[str]:

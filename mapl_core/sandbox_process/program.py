@@ -57,20 +57,14 @@ def _shut_in(channel: int, context: dict) -> None:
     os.closerange(RULES + (rules is not None), resource.getrlimit(resource.RLIMIT_NOFILE)[0] & 0xFFFFF)
     os.chdir(scratch)
     os.umask(0o077)
-    own_user = context["identity"] is not None
-    # The superuser's processes are not counted by the kernel; there the system call filter refuses new ones.
-    layers.set_limits(
-        cpu_seconds=context["cpu_seconds"],
-        memory_bytes=context["memory_bytes"],
-        file_bytes=context["file_bytes"],
-        processes=0 if own_user or os.getuid() != 0 else None,
-    )
-    if own_user:
+    for limit, bound in context["bounds"]:
+        layers.set_limit(limit, bound)
+    if context["identity"] is not None:
         os.setgroups([])
         os.setresgid(*[context["identity"]] * 3)
         os.setresuid(*[context["identity"]] * 3)
     if libc is not None:
-        layers.drop_capabilities(libc)
+        layers.drop_capabilities(context["no_capabilities"])
         layers.call(libc, "prctl", layers.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         layers.call(libc, "prctl", layers.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if "landlock" in reached:
@@ -83,7 +77,7 @@ def _shut_in(channel: int, context: dict) -> None:
     sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = context["output"]
     for name in context["refused_modules"]:
         del sys.modules[name]
-    hook = audit_hook(tuple(context["library"]), scratch) if "audit" in reached else None
+    hook = audit_hook(context["readable"], scratch) if "audit" in reached else None
     context.clear()
     random.seed(0)
     if hook is not None:
@@ -124,9 +118,13 @@ def _describe(error: BaseException) -> bytes:
 
 
 def audit_hook(library: tuple[str, ...], scratch: str) -> Callable[[str, tuple], None]:
-    """Refuse what a program has no business with. A determined one can get around it; the kernel's layers it cannot."""
-    inside = (os.path.realpath(scratch),)
-    readable = (*inside, *(os.path.realpath(path) for path in library))
+    """Refuse what a program has no business with. A determined one can get around it; the kernel's layers it cannot.
+
+    Args:
+        library, scratch: real paths, without links.
+    """
+    inside = (scratch,)
+    readable = (*inside, *library)
 
     def lies_in(path: object, folders: tuple[str, ...]) -> bool:
         if isinstance(path, int):

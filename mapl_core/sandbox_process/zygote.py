@@ -1,11 +1,15 @@
-"""A small, clean interpreter that is forked for every test: one process that judges, one that runs the program.
+"""A small, clean interpreter that is forked for every program, and once for every problem to judge what they answer.
 
-    mapl_core.sandbox ── job ──> judge (forked from the zygote; reads the job, runs the trusted test)
-                      <─ verdict ──┘  └─ fork ──> program (before the judge has read anything)
+    mapl_core.sandbox ── job ────> judge    reads the job, runs the trusted test
+                      <─ verdict ──┘ │ calls and results, on a channel that the zygote hands over
+                                   program  forked from the zygote before the judge has read anything
 
 The program's process is made from a state that has never held a test or a verdict, shares no file with the judge but
-the channel on which calls and results cross, and cannot reach the pipe that carries the verdict. The zygote runs
-neither tests nor programs and reads neither jobs nor verdicts; it holds the watch, kills and cleans up.
+that channel, and cannot reach the pipe that carries the verdict. The zygote runs neither tests nor programs and reads
+neither jobs nor verdicts; it holds the watch, kills and cleans up.
+
+A judge serves the tests of one problem, one after the other: only plain data reach it from a program, so that nothing
+of one program is left for the next.
 """
 
 from __future__ import annotations
@@ -25,11 +29,11 @@ from .channel import read_exactly
 from .cleaning import clear
 from .judge import judge
 
-HEADER = struct.Struct(">dI")  # seconds for this test, bytes of the job that follows
-REPLY = struct.Struct(">I")
-PID = struct.Struct(">I")
+HEADER = struct.Struct(">dI?")  # seconds for this test, bytes of the job that follows, whether it is another problem's
+SIZE, REPLY = struct.Struct(">I"), struct.Struct(">I")
 READY, TIMEOUT, LOST = b"R", b"T", b"L"
-DECIDED = b"D"  # from the judge: the verdict is on its way to the caller
+# Between zygote and judge: the job is read; there is a verdict; let the caller have it; the caller has it.
+READ, DECIDED, GO, SENT = b"r", b"d", b"g", b"s"
 JUDGE_MEMORY = 2**30
 # Imported once here instead of once for every test.
 COMMON_MODULES = (
@@ -49,19 +53,23 @@ def main() -> None:
     context = prepare(settings)
     reply(json.dumps(sorted(context["layers"])).encode())
     gc.freeze()  # what is there now is never garbage, and stays shared with all that is forked
-    number = 0
+    number, judging = 0, None
     while True:
         reply(READY)
         try:
-            seconds, size = HEADER.unpack(read_exactly(0, HEADER.size))
+            seconds, size, is_new = HEADER.unpack(read_exactly(0, HEADER.size))
         except EOFError:
             return
+        if judging and (is_new or not judging.is_alive):
+            judging.end()
+            judging = None
+        judging = judging or Judge(context)
         number += 1
         scratch = os.path.join(settings["scratch"], str(number))
         os.mkdir(scratch, 0o700)
         if context["identity"] is not None:
             os.chown(scratch, context["identity"], context["identity"])
-        failure = run_test({**context, "scratch": scratch}, size, time.monotonic() + seconds)
+        failure = run_test({**context, "scratch": scratch}, judging, size, time.monotonic() + seconds)
         if failure is not None:
             reply(failure)
         clear(settings["scratch"])  # a program may have left much; that is not the next one's time
@@ -112,9 +120,16 @@ def prepare(settings: dict) -> dict:
         "filter": code,
         "output": open(1, "w", encoding="utf-8", errors="replace", closefd=False),
         "refused_modules": [name for name in sys.modules if name.partition(".")[0] in program.REFUSED_MODULES],
+        "no_capabilities": libc and layers.no_capabilities(libc),
         "library": library,
+        "readable": tuple(os.path.realpath(path) for path in library),
         "identity": identity,
-        **{name: settings[name] for name in ("cpu_seconds", "memory_bytes", "file_bytes")},
+        # The superuser's processes are not counted by the kernel; there the system call filter refuses new ones.
+        "bounds": layers.bounds(
+            processes=0 if identity is not None or not superuser else None,
+            **{name: settings[name] for name in ("cpu_seconds", "memory_bytes", "file_bytes")},
+        ),
+        **{name: settings[name] for name in ("cpu_seconds", "file_bytes")},
     }
 
 
@@ -124,80 +139,128 @@ def library_files(library: list[str]) -> list[str]:
     return [path for path in entries if os.path.basename(path) not in ("site-packages", "dist-packages")]
 
 
-def run_test(context: dict, size: int, deadline: float) -> bytes | None:
-    """Fork judge and program, wait for the verdict until the deadline, and leave nothing of them behind.
+class Judge:
+    """The judge's process, as the zygote knows it."""
+
+    def __init__(self, context: dict):
+        self.channel, inner = socket.socketpair()
+        self.process = context["fork"]()
+        if self.process == 0:
+            try:
+                self.channel.close()
+                judge_tests(context, inner)
+            finally:
+                os._exit(1)
+        inner.close()
+        self.is_alive = True
+
+    def begin(self, size: int, program_channel: socket.socket) -> None:
+        """Let it read a job of that many bytes and test the program at the other end of the channel."""
+        try:
+            socket.send_fds(self.channel, [SIZE.pack(size)], [program_channel.fileno()])
+        except OSError:  # it is gone; whoever waits for its verdict will see that
+            pass
+
+    def wait(self, deadline: float) -> tuple[bytes, bool]:
+        """What it says until it has a verdict, ends, or the deadline passes; and whether that has passed."""
+        said = b""
+        while not said.endswith(DECIDED):
+            ready, _, _ = select.select([self.channel], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                return said, True
+            part = self.channel.recv(1)
+            if not part:
+                break
+            said += part
+        return said, False
+
+    def send_verdict(self) -> bool:
+        """Let the verdict go to the caller; whether it is there."""
+        try:
+            self.channel.send(GO)
+            return self.channel.recv(1) == SENT
+        except OSError:
+            return False
+
+    def end(self) -> None:
+        end_process(self.process)
+        self.channel.close()
+        self.is_alive = False
+
+
+def run_test(context: dict, judging: Judge, size: int, deadline: float) -> bytes | None:
+    """Fork a program for the judge, wait for the verdict until the deadline, and leave nothing of the program behind.
 
     Returns:
         None if the judge has sent its verdict, else what to tell the caller in its place.
     """
-    from_judge, to_zygote = os.pipe()
-    child = context["fork"]()
-    if child == 0:
-        try:
-            os.close(from_judge)
-            judge_and_program(context, size, to_zygote)
-        finally:
-            os._exit(1)
-    os.close(to_zygote)
-    said, timed_out = b"", False
-    while len(said) < PID.size + len(DECIDED):
-        ready, _, _ = select.select([from_judge], [], [], max(0.0, deadline - time.monotonic()))
-        part = os.read(from_judge, PID.size + len(DECIDED)) if ready else b""
-        if not part:
-            timed_out = not ready
-            break
-        said += part
-    os.close(from_judge)
-    if len(said) < PID.size:
-        end_all(child)
-        return LOST
-    tested = PID.unpack_from(said)[0]
-    if len(said) > PID.size:
-        os.waitpid(child, 0)  # it has nothing left to do but to send the verdict
-        end_all(tested)
-        return None
-    end_all(tested, child)
-    return TIMEOUT if timed_out else b"Fthe judging process ended without a verdict"
+    program_end, judge_end = socket.socketpair()
+    has_namespace = "processes" in context["layers"]
+    tested = context["fork"](layers.CLONE_NEWPID if has_namespace else 0)
+    if tested == 0:
+        program.run_program(program_end.fileno(), context)
+    program_end.close()
+    judging.begin(size, judge_end)
+    judge_end.close()
+    said, timed_out = judging.wait(deadline)
+    failure = None
+    if not said.endswith(DECIDED):
+        judging.end()  # first: it would take the end of the program for an answer
+        failure = TIMEOUT if timed_out else b"Fthe judging process ended without a verdict"
+    elif not judging.send_verdict():
+        judging.end()
+        failure = LOST
+    end_process(tested)
+    if not has_namespace:  # otherwise the kernel has ended all that the program had started
+        end_strays(judging.process)
+    return failure if READ in said else LOST
 
 
-def judge_and_program(context: dict, size: int, to_zygote: int) -> None:
-    """The judge's process: make the program's process first, then read the job and run the test."""
+def judge_tests(context: dict, channel: socket.socket) -> None:
+    """The judge's process: jobs come from the caller, programs from the zygote, verdicts go to the caller."""
     os.setpgid(0, 0)
     libc = context["libc"]
     if libc is not None:
         layers.call(libc, "prctl", layers.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    program_end, judge_end = socket.socketpair()
-    child = context["fork"](layers.CLONE_NEWPID if "processes" in context["layers"] else 0)
-    if child == 0:
-        program.run_program(program_end.fileno(), context)
-    program_end.close()
-    job = json.loads(read_exactly(0, size))
-    os.write(to_zygote, PID.pack(child))
-    answers, nowhere = os.dup(1), os.open(os.devnull, os.O_RDWR)
+    jobs, answers, nowhere = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):  # a test may print
         os.dup2(nowhere, descriptor)
-    layers.set_limits(
-        cpu_seconds=context["cpu_seconds"], memory_bytes=JUDGE_MEMORY, file_bytes=context["file_bytes"], processes=None
-    )
-    decision = judge(job, judge_end.fileno())
-    os.write(to_zygote, DECIDED)
-    reply(decision, answers)
-    os._exit(0)
-
-
-def end_all(*processes: int) -> None:
-    """Kill these processes with their groups and wait until every descendant is gone."""
-    for process in processes:
-        for kill in (os.killpg, os.kill):
-            try:
-                kill(process, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                pass  # gone already, or it never had a group of its own
+    layers.set_limits(cpu_seconds=None, memory_bytes=JUDGE_MEMORY, file_bytes=context["file_bytes"], processes=None)
     while True:
-        try:
-            os.waitpid(-1, 0)  # orphans of a judge are this process's children, too
-        except ChildProcessError:
+        message, descriptors, _, _ = socket.recv_fds(channel, SIZE.size, 1)
+        if not message:
             return
+        job = json.loads(read_exactly(jobs, SIZE.unpack(message)[0]))
+        channel.send(READ)
+        layers.grant_cpu_time(context["cpu_seconds"])
+        decision = judge(job, descriptors[0])
+        os.close(descriptors[0])
+        channel.send(DECIDED)
+        if channel.recv(1) != GO:
+            return
+        reply(decision, answers)
+        channel.send(SENT)
+
+
+def end_process(process: int) -> None:
+    """Kill a child with its group and wait until all of them are gone."""
+    for kill in (os.killpg, os.kill):
+        try:
+            kill(process, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass  # gone already, or it never had a group of its own
+    for group in (process, -process):
+        while True:
+            try:
+                os.waitpid(group, 0)
+            except ChildProcessError:
+                break
+
+
+def end_strays(spared: int) -> None:
+    """Kill what a program without a namespace of its own started and moved out of its group: this process's now."""
+    for stray in layers.children() - {spared}:
+        end_process(stray)
 
 
 def reply(body: bytes, descriptor: int = 1) -> None:

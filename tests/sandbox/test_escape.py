@@ -100,13 +100,18 @@ def attack(sandbox, beside, source, canary, tmp_path):
     assert not os.path.exists(f"/dev/shm/mapl-{number}")
     for zygote in sandbox._all:
         assert zygote.process.poll() is None
+        # Whoever judged it judges the next program of the problem as if nothing had been.
+        for asked, status in ((3, "pass"), (4, "fail")):
+            test = f"def check(candidate):\n    assert candidate(3) == {number + asked}\n"
+            assert zygote.run(good, test, 20.0, zygote.problem).status == status
         if LINUX:
             folder = f"/proc/{zygote.process.pid}/root{zygote.scratch}"  # as the zygote sees it
-            # The verdict comes first; what is left of the program is gone before the zygote takes another one.
+            # The verdict comes first; what is left of the program is gone before the zygote takes another one. Then
+            # its judge, who is there for sure after these tests, is its only child.
             deadline = time.monotonic() + 10
-            while (children(zygote.process.pid) or os.listdir(folder)) and time.monotonic() < deadline:
+            while (len(children(zygote.process.pid)) != 1 or os.listdir(folder)) and time.monotonic() < deadline:
                 time.sleep(0.01)
-            assert children(zygote.process.pid) == [] and os.listdir(folder) == []
+            assert len(children(zygote.process.pid)) == 1 and os.listdir(folder) == []
     return verdict, seconds
 
 

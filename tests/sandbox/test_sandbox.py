@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -261,6 +262,39 @@ def test_a_dead_zygote_is_replaced_and_its_test_run_again():
         zygote.process.kill()
         assert run(sandbox, GOOD, expect(2, 3))[0].passed
         assert zygote not in sandbox._all and len(sandbox._all) == 1
+
+
+def test_what_a_test_leaves_in_its_judge_is_not_there_for_another_problem():
+    leave = "def check(candidate):\n    import math\n    math.left = candidate(1)\n"
+    look = "def check(candidate):\n    import math\n    assert not hasattr(math, 'left')\n"
+    with Sandbox(workers=1) as sandbox:
+        assert run(sandbox, GOOD, leave)[0].passed
+        assert run(sandbox, GOOD, look)[0].passed
+
+
+@pytest.mark.skipif(not LINUX, reason="reads /proc")
+def test_a_dead_judge_is_replaced_and_its_test_fails():
+    ends = "def check(candidate):\n    import os\n    os._exit(candidate(1))\n"
+    with Sandbox(workers=1) as sandbox:
+        verdict = run(sandbox, GOOD, ends)[0]
+        assert (verdict.status, verdict.message) == ("fail", "the judging process ended without a verdict")
+        zygote = next(iter(sandbox._all))
+        assert run(sandbox, GOOD, expect(1, 2))[0].passed
+        (judge,) = set(_family(zygote.process.pid)) - {zygote.process.pid}
+        os.kill(judge, signal.SIGKILL)
+        assert run(sandbox, GOOD, expect(2, 3))[0].passed
+        assert zygote in sandbox._all
+
+
+def test_the_cpu_time_of_a_judge_is_counted_test_by_test():
+    waits = "def check(candidate):\n    import time\n    while time.process_time() < {0} * 0.7: pass\n"
+    waits += "    assert candidate({0}) == {0} + 1\n"
+    with Sandbox(workers=1, limits=Limits(cpu_seconds=1)) as sandbox:
+        assert [verdict.status for verdict in run(sandbox, GOOD, *(waits.format(i) for i in range(1, 6)))] == [
+            "pass"
+        ] * 5
+        endless = "def check(candidate):\n    while True: pass\n"
+        assert run(sandbox, GOOD, endless)[0].message == "the judging process ended without a verdict"
 
 
 def test_closing_ends_all_processes_and_removes_their_folders():
