@@ -90,7 +90,7 @@ class Inputs:
         return found
 
     def _imports(self, tree: ast.Module) -> Iterator[str]:
-        for node in ast.walk(tree):
+        for node in _statements(tree):
             if isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mapl_core"):
@@ -163,10 +163,21 @@ def _tasks_digest(config: RunConfig, split: str, count: int) -> str | None:
 
 def _code_digest(tree: ast.Module) -> str:
     """Equal for two sources that do the same: without comments, layout, docstrings and other bare texts."""
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if isinstance(getattr(node, "body", None), list):
             node.body = [statement for statement in node.body if not _is_text(statement)]
     return _digest([ast.dump(tree)])
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """A module, its statements and all that stand in them; expressions, by far the most of a tree, are passed over."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inner = getattr(node, name, None)
+            waiting += inner if isinstance(inner, list) else []
 
 
 def _is_text(statement: ast.stmt) -> bool:

@@ -127,6 +127,23 @@ def test_a_kernel_that_dies_and_one_that_never_starts_end_their_job(tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_somebodys_own_kernel_of_the_same_name_starts_as_it_says(
+    notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = tmp_path / "share" / "kernels" / "python3"
+    folder.mkdir(parents=True)
+    command = [sys.executable, "-Xutf8", "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    (folder / "kernel.json").write_text(
+        json.dumps({"argv": command, "display_name": "mine", "language": "python", "env": {"MAPL_MINE": "yes"}})
+    )
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "share"))
+    assert run_warm(notebook, tmp_path / "a", tmp_path / "b") == [0, 0]
+    for found in (found_in(tmp_path / "a"), found_in(tmp_path / "b")):
+        assert found["already"] == [] and found["variables"]["MAPL_MINE"] == "yes"
+        assert "forkserver" in found["fork server"]  # its job is forked all the same
+
+
+@pytest.mark.slow
 def test_if_the_fork_server_is_killed_its_jobs_end_and_count_as_killed(tmp_path: Path):
     waits = write(tmp_path / "waits.ipynb", "import time\nopen('begun', 'w').close()\ntime.sleep(600)")
     root = Path(__file__).resolve().parent.parent

@@ -60,10 +60,10 @@ def main() -> None:
             seconds, size, is_new = HEADER.unpack(read_exactly(0, HEADER.size))
         except EOFError:
             return
-        if judging and (is_new or not judging.is_alive):
+        if judging is not None and judging.is_alive and is_new:
             judging.end()
-            judging = None
-        judging = judging or Judge(context)
+        if judging is None or not judging.is_alive:
+            judging = Judge(context)
         number += 1
         scratch = os.path.join(settings["scratch"], str(number))
         os.mkdir(scratch, 0o700)
@@ -183,6 +183,7 @@ class Judge:
             return False
 
     def end(self) -> None:
+        """Kill it; once only, for its number may be another process's after that."""
         end_process(self.process)
         self.channel.close()
         self.is_alive = False
