@@ -259,7 +259,11 @@ class _Run(RunRecord):
             Stream(config.seed, "evaluate"),
             temperature=config.eval_temperature,
         )
-        others = {}
+        answers: dict[str, list[list[str]]] = {}
+        for trajectory in played:
+            answers.setdefault(trajectory.task_id, []).append(trajectory.responses[-1])
+        found = self.domain.team_metrics([(self.tasks_by_id[name], of_task) for name, of_task in answers.items()])
+        others = {f"team/{name}": value for name, value in found.items()}
         if self._reward_model is not None:  # beside the oracle's, so that over-optimisation is visible
             others["reward_model/evaluation_reward"] = float(self._reward_model.scores(played).mean())
         self.record_evaluation(finished, by_task, played, others)

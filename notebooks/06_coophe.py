@@ -77,7 +77,7 @@ from mapl_core.notebook import check_parameters, show_figure
 from mapl_core.profiles import load_profile
 from mapl_core.rewards.coophe import coophe_reward
 from mapl_core.rewards.coophe import evaluate as examine
-from mapl_core.sandbox import Program, shared_sandbox
+from mapl_core.sandbox import Limits, Program, Sandbox
 from mapl_core.seeding import Stream
 from mapl_core.team import build_team
 from mapl_core.train import run_mapl
@@ -199,8 +199,9 @@ cheats = {
                         "    return 7 - subprocess.run(['true']).returncode",
 }
 tests = ["def check(candidate):\n    assert candidate(2) == 7\n"]
-verdicts = {name: shared_sandbox().run(Program(text, "f"), tests)[0]
-            for name, text in cheats.items()}
+with Sandbox(limits=Limits(seconds=1.0)) as hasty:  # training grants five seconds
+    verdicts = {name: hasty.run(Program(text, "f"), tests)[0]
+                for name, text in cheats.items()}
 assert not any(verdict.passed for verdict in verdicts.values())
 pd.DataFrame({name: {"verdict": verdict.status, "why": verdict.message[:60]}
               for name, verdict in verdicts.items()}).T

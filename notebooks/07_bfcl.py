@@ -54,6 +54,7 @@ if "google.colab" in sys.modules:  # elsewhere this cell does nothing
 
 # %%
 import json
+import math
 import tempfile
 import warnings
 from collections import Counter
@@ -411,7 +412,8 @@ display(Markdown(finding))
 # division, such as odd and even places. So look at the *role gap*, too: the difference
 # between the first and the last agent's frequency of a call, call by call, its mean over
 # all calls of all requests. With a few samples it is above 0 by chance; the same answers
-# with their agents shuffled say how far.
+# with their agents shuffled say how far. (`metrics.csv` has both for every evaluation, as
+# `team/role_gap` and `team/role_gap_by_chance`; the table of section 7 shows them.)
 
 # %%
 def share_by_half(played, requests):
@@ -445,6 +447,10 @@ if METHOD != "untrained":
 after, played_after = evaluate(team.policy, team.eval_tasks, LOOK_SAMPLES,
                                Stream(SEED, "notebook 07"))
 halves["after"] = share_by_half(played_after, requests)
+answers = {name: [list(t.responses[-1]) for t in played_after if t.task_id == name]
+           for name in requests}
+found = team.domain.team_metrics([(requests[name], answers[name]) for name in answers])
+assert math.isclose(found["role_gap"], role_gap(played_after, requests))
 halves["before"].round(2), halves["after"].round(2)
 
 # %%
@@ -497,7 +503,7 @@ for iteration in (str(0), str(last)):
 # An empty table is right for the untrained team.
 
 # %%
-own = curve[curve.metric.str.match(r"(preferences|train|reward_model)/")]
+own = curve[curve.metric.str.match(r"(preferences|train|reward_model|team)/")]
 own.pivot_table(index="metric", columns="iteration", values="value").round(3)
 
 # %% [markdown]

@@ -18,6 +18,7 @@ from toy_models import trajectory
 
 from mapl_core import domains, train
 from mapl_core.buffers import PreferencePair
+from mapl_core.domains.base import Domain
 from mapl_core.endpoint import EndpointError
 from mapl_core.evaluation import evaluate
 from mapl_core.inputs import Inputs
@@ -451,6 +452,20 @@ def test_the_evaluation_counts_the_sections_that_it_could_not_read_agent_by_agen
         by_task, _ = evaluate(team.policy, [task], 4, Stream(0, "evaluate"))
         found = {name: number for name, number in by_task[task.id].items() if name.startswith("unparsed")}
         assert found == expected
+
+
+def test_what_a_domain_says_of_the_team_as_a_whole_is_a_metric_of_every_evaluation(config, tmp_path, monkeypatch):
+    settings, seen = config(iterations=2), []
+
+    def count(_, answers):
+        seen.append([(task.id, len(responses), {len(texts) for texts in responses}) for task, responses in answers])
+        return {"calls": len(seen)}
+
+    monkeypatch.setattr(Domain, "team_metrics", count)
+    result = run_mapl(settings, tmp_path, progress=False)
+    assert [row.value for row in result.metrics if row.metric == "team/calls"] == [1.0, 2.0, 3.0]
+    tasks = [task.id for task in build_team(settings).eval_tasks]
+    assert seen == [[(name, settings.eval_samples, {2}) for name in tasks]] * 3
 
 
 def test_fewer_samples_for_the_curves_change_the_evaluations_between_first_and_last_alone(config, tmp_path):

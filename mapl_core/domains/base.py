@@ -188,3 +188,11 @@ class Domain:
     def metrics(self, responses: Sequence[str | None], task: Task) -> dict[str, float]:
         """What the tables report about one joint response."""
         raise NotImplementedError
+
+    def team_metrics(self, answers: Sequence[tuple[Task, Sequence[Sequence[str]]]]) -> dict[str, float]:
+        """What only many joint responses together show, such as who does what.
+
+        Args:
+            answers: tasks, each with its joint responses.
+        """
+        return {}

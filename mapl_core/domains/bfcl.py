@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 from mapl_core.domains import bfcl_data
 from mapl_core.domains.base import Domain, Task, Turn
 from mapl_core.rewards import Reward, bfcl_reward
-from mapl_core.rewards.bfcl import MAX_REWARD, MIN_REWARD, measure
+from mapl_core.rewards.bfcl import MAX_REWARD, MIN_REWARD, callers, measure, role_gap
 from mapl_core.rewards.text import clean_response
 
 ROLES = ("self_select", "odd_even", "split_by_order")
 PARTS_BY_ORDER = {1: ("whole",), 2: ("first half", "second half"), 3: ("first third", "middle third", "last third")}
 FEWEST_AGENTS, MOST_AGENTS = 1, 3
+SHUFFLES = 20  # of the agents of every answer, to say how far agents differ by chance
 
 
 @dataclass(frozen=True)
@@ -267,6 +270,15 @@ class BfclDomain(Domain):
             "Bal": measured.balance,
         }
         return {name: float(value) for name, value in values.items()}
+
+    def team_metrics(self, answers: Sequence[tuple[Task, Sequence[Sequence[str]]]]) -> dict[str, float]:
+        """`role_gap`: whether the agents divide the calls, and `role_gap_by_chance`: the same, agents shuffled."""
+        made = [
+            [[[count > 0 for count in call] for call in callers(responses, task)] for responses in of_task]
+            for task, of_task in answers
+        ]
+        shuffled = [role_gap(made, Random(draw)) for draw in range(SHUFFLES)]
+        return {"role_gap": role_gap(made), "role_gap_by_chance": math.fsum(shuffled) / SHUFFLES}
 
     def _share(self, agent: int, forms: PromptForms) -> str:
         numbers = [str(number) for number in range(agent + 1, agent + 1 + 3 * self.num_agents, self.num_agents)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 from mapl_core.rewards.base import Reward
@@ -190,6 +192,30 @@ def callers(responses: Sequence[str | None], task: Any) -> list[tuple[int, ...]]
         )
         for index in range(len(gold))
     ]
+
+
+def role_gap(made: Sequence[Sequence[Sequence[Sequence[bool]]]], shuffled_by: Random | None = None) -> float:
+    """How far the first and the last agent divide the calls: 0 if each makes every call equally often, at most 1.
+
+    Of every gold call the difference between the two agents' frequencies, over all answers to its request; the mean
+    over all calls of all requests. With few answers it is above 0 by chance; how far, the same answers say with their
+    agents shuffled.
+
+    Args:
+        made: for every request and every answer to it, which agents make each gold call (see `callers`).
+        shuffled_by: shuffles the agents of every answer.
+    """
+    gaps = []
+    for answers in made:
+        agents = len(answers[0][0])
+        first, last = [0] * len(answers[0]), [0] * len(answers[0])
+        for answer in answers:
+            order = shuffled_by.sample(range(agents), agents) if shuffled_by else range(agents)
+            for call, by_agent in enumerate(answer):
+                first[call] += by_agent[order[0]]
+                last[call] += by_agent[order[-1]]
+        gaps += [abs(a - b) / len(answers) for a, b in zip(first, last, strict=True)]
+    return math.fsum(gaps) / len(gaps)
 
 
 def gold_calls(ground_truth: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[GoldCall]:

@@ -550,3 +550,12 @@ def test_provenance_names_data_split_and_roles(source):
     else:
         assert "generated" in named["data"]
     assert SPLIT_SIZES == {"train": 160, "eval": 40}
+
+
+def test_team_metrics_say_who_makes_which_call_over_all_answers(domain):
+    task, one = task_of("small"), "geo.find(city='Paris')"
+    other = one.replace("Paris", "Rome")
+    divided = domain.team_metrics([(task, [(one, other)] * 30)])
+    assert divided["role_gap"] == 1.0 and 0.0 < divided["role_gap_by_chance"] < 0.35
+    assert domain.team_metrics([(task, [(one, other), (other, one)])])["role_gap"] == 0.0
+    assert domain.team_metrics([(task, [("", None)])]) == {"role_gap": 0.0, "role_gap_by_chance": 0.0}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from random import Random
 
 import pytest
 
 from mapl_core.domains.base import Task
 from mapl_core.rewards import bfcl_reward, score_batch
-from mapl_core.rewards.bfcl import PARTS, callers, measure
+from mapl_core.rewards.bfcl import PARTS, callers, measure, role_gap
 
 
 def schema(name, required, **properties):
@@ -322,3 +323,23 @@ def test_callers_counts_exact_calls_by_gold_call_and_agent():
     """Wrong cities, other functions and unread calls count for nobody; a repeated call counts as often as issued."""
     assert callers([f"{P}\n{P}", f"{T}\n{R}"], W) == [(2, 0), (0, 1)]
     assert callers(["", None], W) == [(0, 0), (0, 0)]
+
+
+def test_the_role_gap_is_the_difference_of_the_agents_frequencies_call_by_call():
+    """Two answers to a request of two calls, one to a request of one: |1 - 1/2|, |0 - 1|, |1 - 1|, their mean."""
+    first = [[(True, False), (False, True)], [(True, True), (False, True)]]
+    second = [[(True, True)]]
+    assert role_gap([first, second]) == pytest.approx((0.5 + 1.0 + 0.0) / 3)
+    assert role_gap([second]) == 0.0
+    three = [[[(True, True, False)], [(True, False, False)]]]
+    assert role_gap(three) == 1.0  # of the first and the last of three
+
+
+def test_shuffled_agents_show_the_role_gap_that_chance_makes():
+    divided = [[[(True, False)]] * 400]
+    assert role_gap(divided) == 1.0
+    assert role_gap(divided, Random(0)) < 0.15  # of 400 fair coins; the standard deviation of the gap is 0.05
+    assert role_gap(divided, Random(0)) == role_gap(divided, Random(0))
+    swapped = [[[tuple(reversed(call)) for call in answer] for answer in answers] for answers in divided]
+    assert role_gap(swapped) == role_gap(divided)
+    assert role_gap([[[(True,)]] * 3]) == role_gap([[[(True,)]] * 3], Random(0)) == 0.0
