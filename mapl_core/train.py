@@ -8,7 +8,8 @@
         update      MADPO, or MARLHF: fit the joint reward model, then multi-agent RL on it
         evaluate    with the oracle, on the evaluation tasks
 
-The update rules are in `mapl_core.updates`; here is the run around them.
+The update rules are in `mapl_core.updates`, what a run is made of in `team`, what it measures in `evaluation`, and what
+it counts, saves and writes in `record`.
 """
 
 from __future__ import annotations

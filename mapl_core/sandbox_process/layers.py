@@ -125,9 +125,8 @@ def forker(libc: object | None) -> Callable[..., int]:
     import ctypes
 
     number = machine[1]["clone"]
-    system_call = ctypes.PyDLL(
-        None, use_errno=True
-    ).syscall  # PyDLL: the interpreter stays locked, in the child as well
+    # PyDLL: the interpreter stays locked, in the child as well.
+    system_call = ctypes.PyDLL(None, use_errno=True).syscall
     rest = [ctypes.c_long(0)] * 4
 
     def fork(flags: int = 0) -> int:
