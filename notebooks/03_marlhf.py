@@ -75,13 +75,8 @@ from mapl_core import figures
 from mapl_core.annotators import oracle
 from mapl_core.buffers import label_pairs, select_pairs
 from mapl_core.intervals import bootstrap_interval
-from mapl_core.losses import (
-    actor_critic_loss,
-    bradley_terry_loss,
-    group_relative_advantages,
-    kl_estimate,
-    magrpo_loss,
-)
+from mapl_core.losses import (actor_critic_loss, bradley_terry_loss,
+                              group_relative_advantages, kl_estimate, magrpo_loss)
 from mapl_core.models import dtype_for
 from mapl_core.notebook import check_parameters, show_figure
 from mapl_core.profiles import load_profile

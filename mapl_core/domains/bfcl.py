@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from random import Random
 from typing import Any
 
 from mapl_core.domains import bfcl_data
@@ -277,7 +277,7 @@ class BfclDomain(Domain):
             [[[count > 0 for count in call] for call in callers(responses, task)] for responses in of_task]
             for task, of_task in answers
         ]
-        shuffled = [role_gap(made, Random(draw)) for draw in range(SHUFFLES)]
+        shuffled = [role_gap(made, random.Random(draw)) for draw in range(SHUFFLES)]
         return {"role_gap": role_gap(made), "role_gap_by_chance": math.fsum(shuffled) / SHUFFLES}
 
     def _share(self, agent: int, forms: PromptForms) -> str:

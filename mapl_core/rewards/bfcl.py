@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from random import Random
 from typing import Any
 
 from mapl_core.rewards.base import Reward
@@ -194,7 +194,7 @@ def callers(responses: Sequence[str | None], task: Any) -> list[tuple[int, ...]]
     ]
 
 
-def role_gap(made: Sequence[Sequence[Sequence[Sequence[bool]]]], shuffled_by: Random | None = None) -> float:
+def role_gap(made: Sequence[Sequence[Sequence[Sequence[bool]]]], shuffled_by: random.Random | None = None) -> float:
     """How far the first and the last agent divide the calls: 0 if each makes every call equally often, at most 1.
 
     Of every gold call the difference between the two agents' frequencies, over all answers to its request; the mean
