@@ -23,7 +23,7 @@ def evaluate(
     Returns:
         For each task id the mean over its samples of every metric: those of `Domain.metrics` on the last turn,
         `reward`, each reward part, for each policy `length` and `truncated`, and where one policy writes for all, for
-        each agent `unparsed` (see `unparsed`); and the trajectories.
+        each agent what the function `unparsed` returns; and the trajectories.
     """
     played = policy.sample(tasks, samples, stream, temperature=temperature)
     by_task = {}
