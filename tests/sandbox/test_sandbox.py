@@ -284,6 +284,10 @@ def test_a_dead_judge_is_replaced_and_its_test_fails():
         os.kill(judge, signal.SIGKILL)
         assert run(sandbox, GOOD, expect(2, 3))[0].passed
         assert zygote in sandbox._all
+        (judge,) = set(_family(zygote.process.pid)) - {zygote.process.pid}
+        os.kill(judge, signal.SIGKILL)  # between two tests of one problem: nobody has read the second
+        assert run(sandbox, f"{GOOD}\n# another program", expect(2, 3))[0].passed
+        assert zygote not in sandbox._all and len(sandbox._all) == 1
 
 
 def test_the_cpu_time_of_a_judge_is_counted_test_by_test():
